@@ -154,13 +154,13 @@ def suit_demo(settings: "Settings", arguments: "argparse.Namespace") -> "Setting
     from exporter.demo import USER, shorten_settings
     from exporter.engine.facts.policy import Policy, StuckPolicy
     from exporter.settings import (
-        Address,
         AdmissionMode,
         AdmissionSettings,
         EvictionRequestMode,
         LogSettings,
         read_settings,
     )
+    from exporter.settings.values import Address
 
     if arguments.eviction_requests:
         requests = replace(

@@ -150,7 +150,7 @@ async def run(
             settled=service.polls.record_change,
             rng=rng,
             reflector=reflector,
-            listener=migrations,
+            listener=migrations.record,
             policy=policy,
             failures=counters.task_failures,
         )
@@ -259,7 +259,7 @@ def _choose_writers(
             lease,
             longest_hold=settings.admission.max_hold,
             clock=clock,
-            count_hold=service.count_blocked,
+            count_hold=service.judge.count_blocked,
             record_hold=service.counters.held_evictions.observe,
         )
         jobs["responder"], health.responder = responder.run, responder.status

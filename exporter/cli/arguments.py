@@ -11,7 +11,7 @@ from exporter import __version__
 from exporter.engine.facts.model import Instant
 from exporter.kube.objects.instants import parse_instant
 from exporter.runbooks import read_runbook
-from exporter.settings import Address, parse_address, parse_positive_duration
+from exporter.settings.values import Address, parse_address, parse_positive_duration
 
 
 if TYPE_CHECKING:

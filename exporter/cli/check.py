@@ -4,7 +4,8 @@ import asyncio
 from pathlib import Path
 
 from exporter.errors import Exit
-from exporter.settings import Settings, load_settings, write_policy
+from exporter.settings import Settings, load_settings
+from exporter.settings.policy import write_policy
 from exporter.text import escape, format_duration
 
 

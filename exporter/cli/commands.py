@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from exporter.cli.lean_start import lean_imports
 from exporter.engine.facts.model import Instant, Seconds
 from exporter.errors import CommandFailed, Exit
-from exporter.settings import InvalidSettings, Settings, load_settings
+from exporter.settings import Settings, load_settings
+from exporter.settings.document import InvalidSettings
 from exporter.text import escape
 
 

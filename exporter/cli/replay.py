@@ -26,7 +26,8 @@ from exporter.cli.layout import Screen, detect_terminal
 from exporter.credentials import CannotAsk
 from exporter.engine.facts.model import Instant, Seconds
 from exporter.errors import Exit
-from exporter.settings import InvalidSettings, load_settings
+from exporter.settings import load_settings
+from exporter.settings.document import InvalidSettings
 from exporter.text import write_count, write_instant
 from exporter.whatif import comparison, recording
 from exporter.whatif.account import BUILTIN, DEFAULT, Comparison, Contender

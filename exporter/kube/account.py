@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote
 
+from msgspec import structs
+
 from exporter.kube.kubeconfig import (
     AuthProvider,
     Cluster,
@@ -27,6 +29,7 @@ from exporter.kube.proxies import check_proxy, split_url
 
 
 EXEC_VERSIONS = tuple(f"client.authentication.k8s.io/{version}" for version in ("v1", "v1beta1"))
+_EXEC_VERSION_EXPECTED = f"expected {' or '.join(EXEC_VERSIONS)}"
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 _INTERACTIVE_MODES = ("Never", "IfAvailable", "Always")
 _HEADER_NAME = "!#$&'*+-.^_`|~"
@@ -35,15 +38,10 @@ _HEADER_NAME = "!#$&'*+-.^_`|~"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A login plugin of a kubeconfig (`exec`)."""
+    """A login plugin of a kubeconfig, with the path of its command and its interactive mode."""
 
     where: str
-    command: str
-    args: Sequence[str]
-    env: Mapping[str, str]
-    api_version: str
-    install_hint: str
-    interactive_mode: str
+    exec: Exec
     cluster: Mapping[str, object] | None
     """What `provideClusterInfo` tells the plugin."""
 
@@ -161,11 +159,8 @@ def _check_proxy_url(cluster: Entry[Cluster]) -> str | None:
     text = cluster.value.proxy_url
     if not text:
         return None
-    url = split_url(text)
-    if url is None:
-        raise cluster.refuse("proxy-url", "expected a URL")
     try:
-        return check_proxy(url)
+        return check_proxy(split_url(text))
     except ValueError as error:
         raise cluster.refuse("proxy-url", str(error)) from None
 
@@ -174,8 +169,8 @@ def _read_pair(entry: Entry[Any], key: str, data: Data, read: ReadFile) -> bytes
     """The content of `key`, which is a path, or of `key-data`; None if both are empty."""
     path: str = getattr(entry.value, key.replace("-", "_"))
     if not path:
-        return data.content or None
-    if data.content:
+        return data or None
+    if data:
         raise entry.refuse(f"{key}, {key}-data", "expected one of them")
     file = entry.resolve(path)
     try:
@@ -199,24 +194,32 @@ def _read_certificate(user: Entry[User], read: ReadFile) -> tuple[bytes | None, 
 def _check_user(user: Entry[User]) -> None:
     """Raises `NoCredentials` for combinations that client-go refuses, also over plain HTTP."""
     value, plugin = user.value, user.value.exec
-    if value.token and (value.username or value.password):
-        raise user.refuse("token, username", "expected one of them")
-    if (value.as_uid or value.as_groups or value.as_user_extra) and not value.impersonate:
-        raise user.refuse(
-            "as", "expected a user, because as-uid, as-groups or as-user-extra is set"
-        )
-    if plugin is None:
-        return
-    if value.auth_provider is not None:
-        raise user.refuse("exec, auth-provider", "expected one of them")
-    if not plugin.command:
-        raise user.refuse("exec.command", "expected a command")
-    if not plugin.api_version:
-        raise user.refuse("exec.apiVersion", f"expected {' or '.join(EXEC_VERSIONS)}")
-    if not all(variable.name for variable in plugin.env):
-        raise user.refuse("exec.env", "expected a name for each variable")
-    if _find_mode(plugin) not in _INTERACTIVE_MODES:
-        raise user.refuse("exec.interactiveMode", f"expected {', '.join(_INTERACTIVE_MODES)}")
+    is_asserted = value.as_uid or value.as_groups or value.as_user_extra
+    faults: list[tuple[object, str, str]] = [
+        (
+            value.token and (value.username or value.password),
+            "token, username",
+            "expected one of them",
+        ),
+        (
+            is_asserted and not value.impersonate,
+            "as",
+            "expected a user, because as-uid, as-groups or as-user-extra is set",
+        ),
+    ]
+    if plugin is not None:
+        modes, is_known = ", ".join(_INTERACTIVE_MODES), _find_mode(plugin) in _INTERACTIVE_MODES
+        is_named = all(variable.name for variable in plugin.env)
+        faults += [
+            (value.auth_provider is not None, "exec, auth-provider", "expected one of them"),
+            (not plugin.command, "exec.command", "expected a command"),
+            (not plugin.api_version, "exec.apiVersion", _EXEC_VERSION_EXPECTED),
+            (not is_named, "exec.env", "expected a name for each variable"),
+            (not is_known, "exec.interactiveMode", f"expected {modes}"),
+        ]
+    for is_wrong, key, expected in faults:
+        if is_wrong:
+            raise user.refuse(key, expected)
 
 
 def _find_mode(plugin: Exec) -> str:
@@ -260,16 +263,15 @@ def _find_plugin(
     if plugin is None:
         return None
     if plugin.api_version not in EXEC_VERSIONS:
-        raise user.refuse("exec.apiVersion", f"expected {' or '.join(EXEC_VERSIONS)}")
+        raise user.refuse("exec.apiVersion", _EXEC_VERSION_EXPECTED)
     is_path = "/" in plugin.command
     return Plugin(
         where=user.place,
-        command=str(user.resolve(plugin.command)) if is_path else plugin.command,
-        args=[arg or "" for arg in plugin.args],
-        env={variable.name: variable.value for variable in plugin.env},
-        api_version=plugin.api_version,
-        install_hint=plugin.install_hint,
-        interactive_mode=_find_mode(plugin),
+        exec=structs.replace(
+            plugin,
+            command=str(user.resolve(plugin.command)) if is_path else plugin.command,
+            interactive_mode=_find_mode(plugin),
+        ),
         cluster=(
             _describe_cluster(cluster.value, authority, proxy)
             if plugin.provide_cluster_info

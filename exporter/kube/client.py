@@ -1,7 +1,6 @@
 """The client for the Kubernetes API: sends requests, opens watches, classifies errors.
 
-The module `login` finds the credentials, and kubernetes_asyncio provides the connection. Responses
-are returned as bytes.
+Responses are returned as bytes. The module `sessions` logs in, and provides the connections.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Self
 
@@ -19,20 +17,15 @@ from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.errors import ExporterError
 from exporter.kube.kubeconfig import NoCredentials
-from exporter.kube.lean_import import ApiClient, make_client
-from exporter.kube.login import Access, Login, log_in, why_of
+from exporter.kube.login import Login, why_of
 from exporter.kube.objects.kubevirt import LAUNCHER_SELECTOR, parse_status_message
+from exporter.kube.sessions import Sessions
 from exporter.text import clean
 
 
 CONNECT_TIMEOUT: Seconds = 10.0
 WRITE_TIMEOUT: Seconds = 10.0
 """The time limit of a request about one object."""
-RENEWED_BEFORE: Seconds = 60.0
-"""How long before they expire credentials are renewed, but never before three quarters of their
-time."""
-RENEWAL_PAUSE: Seconds = 10.0
-"""The pause after a renewal that failed, while the credentials are still valid."""
 WATCH_GRACE: Seconds = 5.0
 """How much longer than its `timeoutSeconds` a watch may last."""
 LONGEST_RETRY_AFTER: Seconds = 60.0
@@ -42,8 +35,7 @@ LONGEST_LINE = 16 * 2**20
 LONGEST_ERROR = 2**16
 """The most bytes that are read of the body of an error."""
 JSON = "application/json"
-READ_BUFFER = 2**18
-"""At twice this many bytes, no more of a response is received until some are read."""
+USER_AGENT = "kubevirt-eviction-exporter"
 LARGEST_CHUNK = 2**17
 """The most bytes read at once."""
 LARGEST_BATCH = 32
@@ -119,17 +111,6 @@ class Silent(ApiError):
     """Nothing was received within the read timeout: the peer may be dead."""
 
 
-@dataclass
-class _Session:
-    """An ApiClient with its credentials, and the number of requests that use it now."""
-
-    client: ApiClient
-    access: Access
-    due_at: Instant
-    """When to renew the credentials."""
-    users: int = 0
-
-
 class ApiServer:
     """A connection to one API server. Use as an async context manager."""
 
@@ -142,31 +123,24 @@ class ApiServer:
         clock: Callable[[], Instant] = time.time,  # noqa: TID251 (credentials expire by it)
     ) -> None:
         self.names = names
-        self._login = login
         self._clock = clock
         self._read_timeout = read_timeout
-        self._session: _Session | None = None
-        self._logging_in: asyncio.Task[None] | None = None
-        self._is_first_login = True
+        self._sessions = Sessions(login, clock)
         self._server_ahead: Seconds = 0.0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._logging_in is not None:
-            self._logging_in.cancel()
-            await asyncio.wait([self._logging_in])
-        if self._session is not None:
-            await self._session.client.close()
+        await self._sessions.close()
 
     async def log_in(self) -> None:
         """Log in now. A login that takes too long is tried again before the first request.
 
         Raises `NoCredentials`.
         """
-        with suppress(Unconnected):
-            await self._current()
+        with suppress(TimeoutError):
+            await self._sessions.current()
 
     async def list_page(
         self, resource: Resource, namespace: str | None, *, limit: int, token: str, name: str = ""
@@ -181,8 +155,8 @@ class ApiServer:
         if name:
             query["fieldSelector"] = f"metadata.name={name}"
         path = self._path_of(resource, namespace)
-        (page,) = self.names.restore([await self._send("GET", path, query=query, within=None)])
-        return page
+        body = await self._send("GET", path, query=query, within=None)
+        return self.names.restore([body])[0]
 
     @asynccontextmanager
     async def watch(
@@ -295,13 +269,7 @@ class ApiServer:
 
     async def renew(self) -> None:
         """Load the credentials again. Running requests finish with the old ones."""
-        await self._drop(self._session)
-
-    async def _drop(self, old: _Session | None) -> None:
-        """Log in again before the next request, unless `old` has been replaced already."""
-        if old is not None and old is self._session:
-            self._session = None
-            await self._close_unused(old)
+        await self._sessions.renew()
 
     async def _lines(
         self, response: aiohttp.ClientResponse, seconds: Seconds
@@ -341,18 +309,23 @@ class ApiServer:
         accept: str = JSON,
         within: Seconds | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        session = await self._current()
+        try:
+            session = await self._sessions.current()
+        except (TimeoutError, NoCredentials) as error:
+            if self._sessions.logins == 1 and isinstance(error, NoCredentials):
+                raise  # later, during a rotation, the files may be incomplete
+            raise Unconnected(str(error)) from error
         session.users += 1
         try:
             with _translating_errors(within or self._read_timeout, Unconnected):
-                response = await session.client.call_api(
-                    path,
+                response = await session.client.request(
                     method,
-                    {},
-                    list(query.items()),
+                    session.access.account.server.geturl() + path,
+                    dict(query),
                     {
                         "Accept": accept,
                         "Content-Type": content,
+                        "User-Agent": USER_AGENT,
                         **session.access.authorize(),
                     },
                     body=body,
@@ -373,70 +346,17 @@ class ApiServer:
                 response.close()
         except Untrusted:
             # The CA may have been rotated. The next request reads the new CA from our files.
-            await self._drop(session)
+            await self._sessions.renew(distrusted=session)
             raise
         finally:
             session.users -= 1
-            await self._close_unused(session)
+            await self._sessions.close_unused(session)
 
     def _read_date(self, response: aiohttp.ClientResponse) -> None:
         """Compare our clock with the server's: `Date` has whole seconds, and is from before now."""
         with suppress(ValueError):
             date = parsedate_to_datetime(response.headers.get("Date", ""))
             self._server_ahead = date.timestamp() - self._clock()
-
-    async def _current(self) -> _Session:
-        """The session. If there is none, all callers wait for the same login.
-
-        Credentials that expire soon are renewed meanwhile. Raises `NoCredentials` at the first
-        login, and later `Unconnected`: during a rotation the files may be incomplete.
-        """
-        now, session = self._clock(), self._session
-        if session is not None and now >= session.access.expires_at:
-            await asyncio.shield(self._begin_login())
-        elif session is not None and now >= session.due_at:
-            _ = self._begin_login()  # requests go on with the old credentials meanwhile
-        while self._session is None:
-            await asyncio.shield(self._begin_login())
-        return self._session
-
-    def _begin_login(self) -> asyncio.Task[None]:
-        """The login that is running, or else a new one."""
-        if self._logging_in is None or self._logging_in.done():
-            self._logging_in = asyncio.create_task(self._log_in())
-            self._logging_in.add_done_callback(_retrieve_error)
-        return self._logging_in
-
-    async def _log_in(self) -> None:
-        is_first, self._is_first_login = self._is_first_login, False
-        replaced = self._session
-        try:
-            access = await log_in(self._login)
-        except (TimeoutError, NoCredentials) as error:
-            if replaced is not None:
-                replaced.due_at = self._clock() + RENEWAL_PAUSE
-            if is_first and isinstance(error, NoCredentials):
-                raise
-            raise Unconnected(str(error)) from error
-        self._session = _Session(_make_client(access), access, due_at=self._find_due(access))
-        if replaced is not None:
-            await self._close_unused(replaced)
-
-    def _find_due(self, access: Access) -> Instant:
-        """When to renew these credentials."""
-        left = max(0.0, access.expires_at - self._clock())
-        return access.expires_at - min(RENEWED_BEFORE, left / 4)
-
-    async def _close_unused(self, session: _Session) -> None:
-        """Close a session if it has been replaced and none of its requests is running."""
-        if session is not self._session and not session.users:
-            await session.client.close()
-
-
-def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Prevent asyncio from logging the error of a login for which no request waits any more."""
-    if not task.cancelled():
-        task.exception()
 
 
 def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
@@ -447,41 +367,17 @@ def split_lines(rest: bytes, chunk: bytes) -> tuple[list[bytes], bytes]:
     return [line for line in lines if line.strip()], rest
 
 
-def _make_client(access: Access) -> ApiClient:
-    account = access.account
-    session = aiohttp.ClientSession(
-        # Unlimited: each watch keeps a connection open.
-        connector=aiohttp.TCPConnector(limit=0, ssl=access.tls or True),
-        headers=account.impersonation,
-        read_bufsize=READ_BUFFER,
-    )
-    return make_client(
-        session,
-        server=account.server.geturl(),
-        server_name=account.server_name,
-        proxy=access.proxy,
-    )
-
-
 async def _failure(response: aiohttp.ClientResponse) -> ApiError:
     try:
-        message = parse_status_message(await _read_error(response))
+        body = await response.content.readexactly(LONGEST_ERROR)
+    except asyncio.IncompleteReadError as whole:
+        body = whole.partial
     except (aiohttp.ClientError, TimeoutError, OSError):
-        message = ""
-    why = message or response.reason or ""
+        body = b""
+    why = parse_status_message(body) or response.reason or ""
     value = response.headers.get("Retry-After", "")
     seconds = float(value) if value.isascii() and value.isdigit() else 0.0
     return error_of(response.status, why, retry_after=min(seconds, LONGEST_RETRY_AFTER))
-
-
-async def _read_error(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an error, or its first bytes, which are no `Status`."""
-    read = bytearray()
-    async for part in response.content.iter_any():
-        read += part
-        if len(read) > LONGEST_ERROR:
-            break
-    return bytes(read)
 
 
 def error_of(code: int, message: str, *, retry_after: Seconds = 0.0) -> ApiError:

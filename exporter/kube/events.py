@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from exporter.engine.evacuations.conditions import Conditions, read_conditions
+from exporter.engine.evacuations.conditions import read_conditions
 from exporter.engine.evacuations.events import (
     BlockedEpisode,
     Episode,
@@ -27,19 +27,16 @@ from exporter.engine.evacuations.events import (
     EventQueue,
     EventReason,
 )
-from exporter.engine.facts.evidence import Evidence
-from exporter.engine.facts.model import Instant, Seconds, Why
+from exporter.engine.facts.model import Instant, Seconds
 from exporter.engine.facts.names import KubeVirtNames
-from exporter.engine.facts.policy import Reason, StuckPolicy, Verdict
+from exporter.engine.facts.policy import StuckPolicy
 from exporter.engine.store.store import Store
 from exporter.health import Health
 from exporter.kube.client import Absent, ApiError, ApiServer, Conflict, Denied, Unsupported
 from exporter.kube.lease import Lease
 from exporter.kube.objects.instants import write_micro_time
 from exporter.logs import Throttle
-from exporter.text import write_instant, write_span
-from exporter.words.advice import choose_advice
-from exporter.words.verdicts import REASONS
+from exporter.words.events import write_blocked, write_ended, write_stuck
 
 
 CHECKED_EVERY: Seconds = 15.0
@@ -104,11 +101,10 @@ class EventWriter:
         conditions = read_conditions(self.store, self.stuck, health.read_trust(now), now)
         for count, evidence in enumerate(list(self.store.evacuating(conditions.trust)), 1):
             diagnosis = conditions.diagnose(evidence)
-            if diagnosis is not None and diagnosis.last_seen is not None:
-                stuck.add(evidence.vmi.uid)  # it is unknown whether the evacuation has ended
-            elif diagnosis is not None and diagnosis.stuck:
+            if diagnosis is not None and (diagnosis.stuck or diagnosis.last_seen is not None):
                 stuck.add(evidence.vmi.uid)
-                self.queue.record_stuck(evidence.vmi, diagnosis, now)
+                if diagnosis.last_seen is None:  # else it is unknown whether it has ended
+                    self.queue.record_stuck(evidence.vmi, diagnosis, now)
             if count % SLICE == 0:
                 await asyncio.sleep(0)
         self.queue.record_ended(stuck, now)
@@ -136,10 +132,12 @@ class EventWriter:
             )
         except Conflict:
             return EventOutcome.EXISTING
-        except (Denied, Absent, Unsupported) as error:
-            return self._record_failure(EventOutcome.REJECTED, error, now)
         except ApiError as error:
-            return self._record_failure(EventOutcome.UNREACHABLE, error, now)
+            is_refused = isinstance(error, Denied | Absent | Unsupported)
+            outcome = EventOutcome.REJECTED if is_refused else EventOutcome.UNREACHABLE
+            if self._logged.lets_through(outcome, now):
+                log.warning("event_not_written", outcome=str(outcome), why=str(error))
+            return outcome
         return EventOutcome.WRITTEN
 
     def _write_note(self, episode: Episode, now: Instant) -> str | None:
@@ -150,18 +148,16 @@ class EventWriter:
         conditions = read_conditions(self.store, self.stuck, trust, now)
         name = episode.vmi.name
         evidence = self.store.evidence(episode.vmi.namespace, name, conditions.trust)
-        if evidence is None or evidence.vmi.uid != episode.vmi.uid:
+        is_known = evidence is not None and evidence.vmi.uid == episode.vmi.uid
+        if evidence is None or not is_known or not isinstance(episode, EvacuationEpisode):
             return None
         if episode.reason is EventReason.EVACUATION_STUCK:
-            return write_stuck(evidence, episode, self.store.reasons(evidence.vmi), conditions)
+            return write_stuck(
+                evidence, episode.diagnosis, self.store.reasons(evidence.vmi), conditions
+            )
         if evidence.marker is not None and episode.is_same(evidence.marker):
             return None
-        return write_ended(evidence, episode)
-
-    def _record_failure(self, outcome: EventOutcome, error: ApiError, now: Instant) -> EventOutcome:
-        if self._logged.lets_through(outcome, now):
-            log.warning("event_not_written", outcome=str(outcome), why=str(error))
-        return outcome
+        return write_ended(evidence.vmi, episode.diagnosis, ended_at=episode.began)
 
 
 def write_event(
@@ -206,48 +202,3 @@ def write_event(
         last = write_micro_time(episode.last)
         event["series"] = {"count": episode.count, "lastObservedTime": last}
     return event
-
-
-def write_blocked(verdict: Verdict) -> str:
-    """Why evictions are blocked, and until when."""
-    if verdict.reason is Reason.COOLDOWN and verdict.not_before is not None:
-        until = write_instant(math.ceil(verdict.not_before))
-        count = verdict.migrations_in_window
-        return (
-            f"Eviction blocked: {verdict.reason} until {until}, migrations in the window: {count}"
-        )
-    until = REASONS[verdict.reason or Reason.MIGRATION_IN_PROGRESS].until
-    return f"Eviction blocked: {verdict.reason}, until {until}"
-
-
-def write_stuck(
-    evidence: Evidence,
-    episode: EvacuationEpisode,
-    reasons: tuple[Why, ...],
-    conditions: Conditions,
-) -> str:
-    """A stuck evacuation: its requester, its state, what to do, the cause, and other reasons."""
-    diagnosis = episode.diagnosis
-    age = write_span(conditions.now - diagnosis.requested_at, units=2)
-    advice = choose_advice(evidence, diagnosis, reasons, conditions)
-    cause, requester = advice.cause, evidence.requested_by
-    by = "" if requester is None else f", requested by {requester.user},"
-    whys = [] if cause is None else [cause]
-    whys += [why for why in reasons if why != cause]
-    return (
-        f"Evacuation from {diagnosis.node}{by} is stuck after {age}: {diagnosis.state}, failed"
-        f" attempts: {diagnosis.failed_attempts}. {advice.sentence} Begin with: {advice.command}"
-        f" (runbook {advice.runbook})"
-        + "".join(f" {why.source}: {why.reason}: {why.message}" for why in whys)
-    )
-
-
-def write_ended(evidence: Evidence, episode: EvacuationEpisode) -> str:
-    """How an evacuation that was reported as stuck has ended."""
-    diagnosis, vmi = episode.diagnosis, evidence.vmi
-    age = write_span(episode.began - diagnosis.requested_at, units=2)
-    outcome = f"the VM is {'still' if vmi.node == diagnosis.node else 'now'} on {vmi.node}"
-    return (
-        f"Evacuation from {diagnosis.node} ended after {age} (failed attempts:"
-        f" {diagnosis.failed_attempts}): {'the VM has stopped' if vmi.finished else outcome}"
-    )

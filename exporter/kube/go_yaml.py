@@ -4,8 +4,10 @@ kubectl turns the first document into JSON with go-yaml v2 (YAML 1.1 without its
 dates), so `on` is true, and `12:30` and `2026-01-31` are text.
 """
 
+import itertools
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -63,15 +65,27 @@ def read_go_yaml(content: bytes) -> Any:
 
     Raises `ValueError`, which says where the fault is, and has none of the content.
     """
-    return _Reader().read(_read_document(content))
+    counted = itertools.count(1)
+
+    def read(value: Any) -> Any:
+        """The value with text as keys, and without nulls in mappings."""
+        if next(counted) > _MOST_VALUES:
+            raise ValueError(f"more than {_MOST_VALUES:,} values: expected fewer aliases (*name)")
+        if isinstance(value, dict):
+            return {
+                key if isinstance(key, str) else str(key).lower(): read(entry)
+                for key, entry in value.items()
+                if entry is not None
+            }
+        return [read(entry) for entry in value] if isinstance(value, list) else value
+
+    return read(_read_document(content))
 
 
 def _read_document(content: bytes) -> object:
     if content.lstrip().startswith(b"{"):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(content)  # PyYAML rejects its tabs
-        except (ValueError, RecursionError):
-            pass
     try:
         loader = _Loader(content)
         return loader.get_data() if loader.check_data() else None  # type: ignore[no-untyped-call]
@@ -81,25 +95,3 @@ def _read_document(content: bytes) -> object:
         raise ValueError(f"{place}expected YAML or JSON") from None
     except _NOT_YAML:
         raise ValueError("expected YAML or JSON") from None
-
-
-class _Reader:
-    """Counts the values that it has read."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def read(self, value: Any) -> Any:
-        """The value with text as keys, and without nulls in mappings."""
-        self._count += 1
-        if self._count > _MOST_VALUES:
-            raise ValueError(f"more than {_MOST_VALUES:,} values: expected fewer aliases (*name)")
-        if isinstance(value, dict):
-            return {
-                key if isinstance(key, str) else str(key).lower(): self.read(entry)
-                for key, entry in value.items()
-                if entry is not None
-            }
-        if isinstance(value, list):
-            return [self.read(entry) for entry in value]
-        return value

@@ -20,11 +20,8 @@ class NoCredentials(CommandFailed):
     exit_code = Exit.NO_CREDENTIALS
 
 
-class Data:
+class Data(bytes):
     """Bytes that are written as base64."""
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = content
 
 
 class Extension(Struct):
@@ -194,9 +191,8 @@ def read_kubeconfigs(paths: Sequence[Path], read: ReadFile, *, all_exist: bool =
     users: dict[str, Entry[User]] = {}
     contexts: dict[str, Entry[Context]] = {}
     for path, document in documents.items():
-        named = [(cluster.name, cluster.cluster) for cluster in document.clusters]
-        _add("cluster", path, named, clusters)
-        _add("user", path, [(user.name, user.user) for user in document.users], users)
+        _add("cluster", path, [(row.name, row.cluster) for row in document.clusters], clusters)
+        _add("user", path, [(row.name, row.user) for row in document.users], users)
         _add("context", path, [(row.name, row.context) for row in document.contexts], contexts)
     chosen = [document.current_context for document in documents.values()]
     first = next((name for name in chosen if name), "")

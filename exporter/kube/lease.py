@@ -15,7 +15,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 import msgspec
 import structlog
@@ -166,15 +165,13 @@ class Lease:
             log.info("lease_taken", lease=self.name, holder=self.identity)
 
     async def _write(self, spec: _Spec, seen: _Lease | None) -> None:
-        metadata: dict[str, Any] = {"namespace": self.namespace, "name": self.name}
+        version = {} if seen is None else {"resourceVersion": seen.metadata.resourceVersion}
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": metadata,
+            "metadata": {"namespace": self.namespace, "name": self.name} | version,
             "spec": {key: value for key, value in msgspec.structs.asdict(spec).items() if value},
         }
-        if seen is not None:
-            metadata["resourceVersion"] = seen.metadata.resourceVersion
         try:
             raw = await self.api.replace(Resource.LEASES, self.namespace, self.name, body)
         except Unsupported as refusal:

@@ -7,7 +7,6 @@ import asyncio
 import math
 import os
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
@@ -147,37 +146,36 @@ def find_namespace(login: Login) -> str:
         mounted = SERVICE_ACCOUNT / "namespace"
         if mounted.is_file():
             return mounted.read_text(encoding="ascii").strip()
-    return choose_account(_read_kubeconfigs(login, os.environ), read_file).namespace
+    return choose_account(_read_kubeconfigs(login), read_file).namespace
 
 
 def _load_account(login: Login) -> tuple[Account, str | None]:
     """The account, and the proxy to its server. Raises `NoCredentials`."""
-    environment = os.environ
     account: Account | None = None
     lacking = ""
     if login.kubeconfig is None:
         try:
-            account = _load_service_account(environment)
+            account = _load_service_account()
         except (OSError, ValueError) as error:
             lacking = f"no service account of a pod ({why_of(error)}), and "
     try:
         if account is None:
-            account = choose_account(_read_kubeconfigs(login, environment), read_file)
-        return account, account.proxy or find_proxy(account.server, environment)
+            account = choose_account(_read_kubeconfigs(login), read_file)
+        return account, account.proxy or find_proxy(account.server, os.environ)
     except (NoCredentials, ValueError) as error:
         raise NoCredentials(f"{lacking}{error}") from None
 
 
-def _read_kubeconfigs(login: Login, environment: Mapping[str, str]) -> Merged:
+def _read_kubeconfigs(login: Login) -> Merged:
     if login.kubeconfig is not None:
         return read_kubeconfigs([login.kubeconfig], read_file, all_exist=True)
-    return read_kubeconfigs(find_files(environment), read_file)
+    return read_kubeconfigs(find_files(os.environ), read_file)
 
 
-def _load_service_account(environment: Mapping[str, str]) -> Account:
+def _load_service_account() -> Account:
     """The pod's service account. Raises `OSError` or `ValueError`."""
     names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
-    host, port = (environment.get(name, "") for name in names)
+    host, port = (os.environ.get(name, "") for name in names)
     if not host or not port:
         raise ValueError(f"{' or '.join(names)} is not set")
     token = SERVICE_ACCOUNT / "token"

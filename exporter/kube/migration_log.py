@@ -124,28 +124,29 @@ class MigrationLog:
         vmim = ended.vmim
         self._waiting.pop(vmim.uid, None)
         vmi = self.store.find_owner(vmim)
+        uid = "" if vmi is None else vmi.uid
         target, why = self._targets.pop(vmim.uid, ("", ()))
         trigger = Trigger.HOTPLUG if vmim.uid in self._hotplugs else vmim.trigger
         self._hotplugs.pop(vmim.uid, None)
         source = ended.source_node or vmim.evacuates
-        if not source and vmi is not None and vmim.outcome is not Outcome.SUCCEEDED:
+        succeeded = vmim.outcome is Outcome.SUCCEEDED
+        if not source and vmi is not None and not succeeded:
             source = vmi.node
         ended = replace(ended, source_node=source, target_node=ended.target_node or target)
         reason = find_reason(ended, vmi, why)
         self.counters.migrations[vmim.outcome, trigger, reason] += 1
         if ended.target_node:
             ended_at = correct_end(vmim.end, vmim.finished_at) or 0.0
-            uid = "" if vmi is None else vmi.uid
             self.counters.count_migration_to(ended.target_node, uid, vmim.outcome, ended_at)
-        if vmim.outcome is Outcome.SUCCEEDED:
+        if succeeded:
             # The time in the queue does not help to predict the next migration.
             seconds = sum(seconds for phase, seconds in ended.phases if phase != "Pending")
             self.counters.migration_durations[trigger].observe(seconds)
-            moved = ("" if vmi is None else vmi.uid, ended.source_node, ended.target_node)
+            moved = (uid, ended.source_node, ended.target_node)
             if self._nodes_left.record(*moved, vmim.finished_at or 0.0, self.window):
                 self.counters.returned_migrations += 1
         message = ended.message or next((reason.message for reason in why if reason.message), "")
-        duration, succeeded = ended.duration, vmim.outcome is Outcome.SUCCEEDED
+        duration = ended.duration
         requester = self._find_requester(vmim)
         log.info(
             "migration_ended",
@@ -159,7 +160,7 @@ class MigrationLog:
                 "kubevirt.operation.type": "migration",
                 "kubevirt.operation.phase": "completed" if succeeded else "failed",
                 "kubevirt.vm.name": vmim.vmi_name,
-                "kubevirt.vmi.uid": "" if vmi is None else vmi.uid,
+                "kubevirt.vmi.uid": uid,
                 "kubevirt.migration.name": vmim.name,
                 "kubevirt.migration.uid": vmim.uid,
                 "kubevirt.migration.source_node": ended.source_node,

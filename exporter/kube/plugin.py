@@ -96,9 +96,9 @@ class PluginRun:
     """One call of a plugin. Its process ends if `run` is cancelled or takes too long."""
 
     def __init__(self, plugin: Plugin, environment: Mapping[str, str]) -> None:
-        self._plugin = plugin
+        self._plugin, self._exec = plugin, plugin.exec
         self._environment = environment
-        self._is_interactive = plugin.interactive_mode != "Never" and sys.stdin.isatty()
+        self._is_interactive = self._exec.interactive_mode != "Never" and sys.stdin.isatty()
         self._process: asyncio.subprocess.Process | None = None
         self._answer = bytearray()
         self._said = 0
@@ -106,20 +106,15 @@ class PluginRun:
 
     async def run(self) -> Credential:
         """The credential. Raises `NoCredentials` or `TimeoutError`."""
-        plugin = self._plugin
-        if plugin.interactive_mode == "Always" and not self._is_interactive:
+        if self._exec.interactive_mode == "Always" and not self._is_interactive:
             raise self._refuse("exec.interactiveMode is Always: expected a terminal as stdin")
         loop = asyncio.get_running_loop()
         first_word = loop.call_later(FIRST_WORD, self._say_that_it_runs)
-        seconds = PERSON_TIMEOUT if self._is_interactive else LOGIN_TIMEOUT
         try:
-            async with asyncio.timeout(seconds) as self._limit:
+            async with asyncio.timeout(self._patience) as self._limit:
                 code = await self._run_process()
         except TimeoutError:
-            seconds = PERSON_TIMEOUT if self._waits_for_person else LOGIN_TIMEOUT
-            raise TimeoutError(
-                f"{plugin.where}: the login plugin {plugin.command} took more than {seconds:g} s"
-            ) from None
+            raise TimeoutError(self._describe(f"took more than {self._patience:g} s")) from None
         finally:
             first_word.cancel()
         if max(len(self._answer), self._said) > LONGEST_OUTPUT:
@@ -129,25 +124,27 @@ class PluginRun:
         return self._decode()
 
     @property
-    def _waits_for_person(self) -> bool:
-        return self._is_interactive or self._said > 0
+    def _patience(self) -> Seconds:
+        """The time limit, which is longer if a person may have to act."""
+        return PERSON_TIMEOUT if self._is_interactive or self._said else LOGIN_TIMEOUT
 
     async def _run_process(self) -> int:
         """Run the process to its end, and return its exit code."""
-        plugin = self._plugin
-        spec: dict[str, object] = {"interactive": self._is_interactive}
-        if plugin.cluster is not None:
-            spec["cluster"] = plugin.cluster
-        request = {"kind": "ExecCredential", "apiVersion": plugin.api_version, "spec": spec}
+        cluster = {} if self._plugin.cluster is None else {"cluster": self._plugin.cluster}
+        request = {
+            "kind": "ExecCredential",
+            "apiVersion": self._exec.api_version,
+            "spec": {"interactive": self._is_interactive, **cluster},
+        }
+        own = {variable.name: variable.value for variable in self._exec.env}
         info = {"KUBERNETES_EXEC_INFO": json.dumps(request, separators=(",", ":"))}
         stdout, stderr = _Pipe(self._receive_answer), _Pipe(self._receive_words)
-        has_ended = False
         try:
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    plugin.command,
-                    *plugin.args,
-                    env={**self._environment, **plugin.env, **info},
+                    self._exec.command,
+                    *(arg or "" for arg in self._exec.args),
+                    env={**self._environment, **own, **info},
                     stdin=None if self._is_interactive else asyncio.subprocess.DEVNULL,
                     stdout=stdout.write_end,
                     stderr=None if self._is_interactive else stderr.write_end,
@@ -155,7 +152,7 @@ class PluginRun:
                     start_new_session=not self._is_interactive,
                 )
             except FileNotFoundError:
-                hint = clean(plugin.install_hint)
+                hint = clean(self._exec.install_hint)
                 why = "not found" + (f"; the kubeconfig's installHint: {hint}" if hint else "")
                 raise self._refuse(why) from None
             except (OSError, ValueError) as error:
@@ -164,10 +161,9 @@ class PluginRun:
             finally:
                 os.close(stdout.write_end)
                 os.close(stderr.write_end)
-            code = await self._process.wait()
-            has_ended = True
-            return code
+            return await self._process.wait()
         finally:
+            has_ended = self._process is not None and self._process.returncode is not None
             if self._process is not None and not has_ended:
                 self._kill()
                 await self._process.wait()
@@ -192,13 +188,15 @@ class PluginRun:
         for line in part.decode(errors="replace").splitlines():
             if line.strip():
                 log.warning(
-                    "login_plugin_said", plugin=self._plugin.command, line=clean(line, LONGEST_LINE)
+                    "login_plugin_said", plugin=self._exec.command, line=clean(line, LONGEST_LINE)
                 )
 
     def _say_that_it_runs(self) -> None:
-        limit = PERSON_TIMEOUT if self._waits_for_person else LOGIN_TIMEOUT
         log.warning(
-            "login_waits", plugin=self._plugin.command, seconds=FIRST_WORD, at_most_seconds=limit
+            "login_waits",
+            plugin=self._exec.command,
+            seconds=FIRST_WORD,
+            at_most_seconds=self._patience,
         )
 
     def _kill(self) -> None:
@@ -212,34 +210,49 @@ class PluginRun:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _decode(self) -> Credential:
-        plugin = self._plugin
         try:
             answer = msgspec.convert(read_go_yaml(bytes(self._answer)), _ExecCredential)
         except ValueError as error:
             raise self._refuse(f"gave no ExecCredential: {error}") from None
-        if answer.kind not in ("", "ExecCredential"):
-            raise self._refuse("gave no ExecCredential: expected this kind")
-        if answer.api_version != plugin.api_version:
-            raise self._refuse(f"answered with another apiVersion: expected {plugin.api_version}")
-        status = answer.status or _Status()
-        has_pair = bool(status.client_certificate_data and status.client_key_data)
-        if bool(status.client_certificate_data) != bool(status.client_key_data):
-            raise self._refuse("gave only one of clientCertificateData and clientKeyData")
-        if not (status.token or has_pair):
-            raise self._refuse("gave no token and no certificate: expected one in status")
-        if not is_header(status.token):
-            raise self._refuse("gave a token with a line break or a control character")
-        expires_at: Instant | None = math.inf
-        if status.expiration_timestamp is not None:
-            expires_at = parse_instant(status.expiration_timestamp)
+        status, version = answer.status or _Status(), self._exec.api_version
+        certificate, key = status.client_certificate_data, status.client_key_data
+        for is_wrong, why in (
+            (
+                answer.kind not in ("", "ExecCredential"),
+                "gave no ExecCredential: expected this kind",
+            ),
+            (
+                answer.api_version != version,
+                f"answered with another apiVersion: expected {version}",
+            ),
+            (
+                bool(certificate) != bool(key),
+                "gave only one of clientCertificateData and clientKeyData",
+            ),
+            (
+                not (status.token or certificate),
+                "gave no token and no certificate: expected one in status",
+            ),
+            (
+                not is_header(status.token),
+                "gave a token with a line break or a control character",
+            ),
+        ):
+            if is_wrong:
+                raise self._refuse(why)
+        ends = status.expiration_timestamp
+        expires_at = math.inf if ends is None else parse_instant(ends)
         if expires_at is None:
             raise self._refuse("gave an expirationTimestamp that is not RFC 3339")
         return Credential(
             token=status.token,
-            certificate=status.client_certificate_data.encode() if has_pair else None,
-            key=status.client_key_data.encode() if has_pair else None,
+            certificate=certificate.encode() or None,
+            key=key.encode() or None,
             expires_at=expires_at,
         )
 
     def _refuse(self, why: str) -> NoCredentials:
-        return NoCredentials(f"{self._plugin.where}: the login plugin {self._plugin.command} {why}")
+        return NoCredentials(self._describe(why))
+
+    def _describe(self, what: str) -> str:
+        return f"{self._plugin.where}: the login plugin {self._exec.command} {what}"

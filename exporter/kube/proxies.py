@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import SplitResult, urlsplit
 
 
@@ -31,8 +32,10 @@ def find_proxy(url: SplitResult, environment: Mapping[str, str]) -> str | None:
         raise ValueError(f"{name}: {error}") from None
 
 
-def check_proxy(url: SplitResult) -> str:
-    """The URL of a proxy that we can use. Raises `ValueError`."""
+def check_proxy(url: SplitResult | None) -> str:
+    """The URL of a proxy that we can use. Raises `ValueError`, also for what is no URL."""
+    if url is None:
+        raise ValueError("expected a URL")
     if url.scheme.startswith("socks"):
         raise ValueError("SOCKS proxies are not supported: expected an http or https proxy")
     if url.scheme not in PROXY_SCHEMES or not url.hostname:
@@ -78,10 +81,8 @@ def _matches(entry: str, host: str, port: str, address: _Address | None) -> bool
     if entry == "*":
         return True
     if _NETWORK.fullmatch(entry):
-        try:
+        with suppress(ValueError):
             return address is not None and address in ipaddress.ip_network(entry, strict=False)
-        except ValueError:
-            pass
     name, wanted = _split_port(entry)
     if not name or (wanted and wanted != port):
         return False

@@ -7,7 +7,7 @@ import re
 import ssl
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from exporter.credentials import no_password
 from exporter.kube.account import Account
@@ -44,11 +44,9 @@ def trust(context: ssl.SSLContext, authority: bytes) -> bool:
     """Trust each certificate in the PEM; whether there is one that can be read."""
     is_found = False
     for match in _CERTIFICATE.finditer(authority):
-        try:
+        with suppress(binascii.Error, ssl.SSLError, ValueError):
             context.load_verify_locations(cadata=base64.b64decode(match["body"]))
-        except (binascii.Error, ssl.SSLError, ValueError):
-            continue
-        is_found = True
+            is_found = True
     return is_found
 
 
@@ -69,13 +67,12 @@ def _as_file(content: bytes) -> Iterator[str]:
 
     On Linux it is in memory: a pod has no disk that it may write.
     """
-    if hasattr(os, "memfd_create"):
-        with os.fdopen(os.memfd_create("credentials"), "wb") as file:
-            file.write(content)
-            file.flush()
-            yield f"/proc/self/fd/{file.fileno()}"
-        return
-    with tempfile.NamedTemporaryFile() as file:
+    is_in_memory = hasattr(os, "memfd_create")
+    with (
+        os.fdopen(os.memfd_create("credentials"), "wb")
+        if is_in_memory
+        else tempfile.NamedTemporaryFile()
+    ) as file:
         file.write(content)
         file.flush()
-        yield file.name
+        yield f"/proc/self/fd/{file.fileno()}" if is_in_memory else file.name

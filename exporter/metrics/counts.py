@@ -21,7 +21,7 @@ from exporter.metrics.family import (
     ViewFamily,
     cut,
 )
-from exporter.words.stability import Stability
+from exporter.words import Stability
 
 
 RESPONDER_STATES = ("Inactive", "Active", "Interrupted", "Canceled", "Completed")

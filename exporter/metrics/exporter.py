@@ -11,7 +11,7 @@ from exporter.engine.facts.model import Checkpoint, Mismatch
 from exporter.engine.facts.policy import COOLDOWN_DURATIONS, DEFAULT_POLICY
 from exporter.health import Restart, Watched
 from exporter.metrics.family import HistogramFamily, Values, View, ViewFamily
-from exporter.words.stability import Stability
+from exporter.words import Stability
 
 
 def _read_watches(read: Callable[[list[Watched]], float]) -> Callable[[View], Values]:

@@ -17,7 +17,7 @@ from exporter.engine.store.store import Store
 from exporter.engine.verdicts.cooldown import Cooldown
 from exporter.engine.verdicts.view import Entry, VerdictView
 from exporter.health import Health
-from exporter.words.stability import Stability
+from exporter.words import Stability
 
 
 SLICE = 75

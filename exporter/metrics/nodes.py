@@ -8,7 +8,7 @@ from exporter.engine.facts.policy import Reason
 from exporter.engine.store.node_drains import Departed
 from exporter.engine.verdicts.view import ALLOWED, Tally
 from exporter.metrics.family import SLICE, DrainFamily, Family, Piece, Sample
-from exporter.words.stability import Stability
+from exporter.words import Stability
 
 
 VMIS = Family(

@@ -22,7 +22,7 @@ from exporter.metrics.family import (
     View,
     cut,
 )
-from exporter.words.stability import Stability
+from exporter.words import Stability
 
 
 ADMITTED_AT_ONCE = 5_000

@@ -18,11 +18,9 @@ from exporter.engine.facts.names import KUBEVIRT, KubeVirtNames
 from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.settings.document import InvalidSettings, Section, read_yaml
-from exporter.settings.policy import read_policy, write_policy
+from exporter.settings.policy import read_policy
 from exporter.settings.values import (
-    TLS_1_2_SUITES,
     Address,
-    parse_address,
     parse_boolean,
     parse_cipher_suites,
     parse_domain,
@@ -42,33 +40,6 @@ from exporter.settings.values import (
     parse_vm_link,
 )
 
-
-__all__ = [
-    "LONGEST_WAIT",
-    "TLS_1_2_SUITES",
-    "Address",
-    "AdmissionMode",
-    "AdmissionSettings",
-    "AuthSettings",
-    "Authentication",
-    "EvictionRequestMode",
-    "EvictionRequestSettings",
-    "InvalidSettings",
-    "KubeSettings",
-    "Limits",
-    "Links",
-    "Listen",
-    "LogSettings",
-    "MinVersion",
-    "Settings",
-    "Tls",
-    "TlsVersions",
-    "load_settings",
-    "parse_address",
-    "parse_positive_duration",
-    "read_settings",
-    "write_policy",
-]
 
 T = TypeVar("T")
 Timeout: TypeAlias = Annotated[Seconds, parse_timeout]

@@ -13,7 +13,7 @@ from rich.text import Text
 from exporter.engine.facts.model import EndReason, Instant, Seconds
 from exporter.engine.facts.policy import COOLDOWN_DURATIONS, COOLDOWN_VALUES, Policy, Reason
 from exporter.engine.verdicts.rules import list_reasons
-from exporter.settings import write_policy
+from exporter.settings.policy import write_policy
 from exporter.text import escape, format_duration, split_span, write_count, write_instant
 from exporter.whatif.account import (
     Account,

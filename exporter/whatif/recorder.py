@@ -221,7 +221,7 @@ async def record(
                 settings.kube,
                 clock=clock,
                 settled=lambda: recorder.record_rejections(health, clock()),
-                listener=recorder,
+                listener=recorder.record,
                 rng=random.Random(),  # noqa: S311 (jitter)
             )
 

@@ -29,8 +29,9 @@ from exporter.metrics.exposition import FAMILIES
 from exporter.metrics.family import Family
 from exporter.server.api.openapi import ROUTES, Route
 from exporter.server.http.budget import BUDGET
-from exporter.settings import InvalidSettings, Settings, read_settings
-from exporter.words.stability import Stability
+from exporter.settings import Settings, read_settings
+from exporter.settings.document import InvalidSettings
+from exporter.words import Stability
 from tests.generate.reference import fill_tables
 from tests.support.documents import (
     REFERENCE,

@@ -99,7 +99,7 @@ class Replica:
         )
         self._store.evacuations.record_end = self.counters.count_evacuation
         self._feeds = {
-            watch.resource: Feed(self._store, watch, self._now, log, policy)
+            watch.resource: Feed(self._store, watch, self._now, log.record, policy)
             for watch in self.health.watched
         }
         for endpoint in ("verdicts", "blocked", "blocked_wait") if self.polls else ():
@@ -239,7 +239,7 @@ class Replica:
             self.counters.verdicts[Checkpoint.PRE_EVICTION, verdict.allowed] += 1
             if verdict.reason is not None:
                 vmi = entry.evidence.vmi
-                self._service.count_blocked(vmi, verdict, verdict.reason, self._now())
+                self._service.judge.count_blocked(vmi, verdict, verdict.reason, self._now())
         return verdict.reason is None
 
 

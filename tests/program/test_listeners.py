@@ -24,7 +24,8 @@ from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import CannotListen
 from exporter.server.http.connections import Connections
 from exporter.server.http.listeners import Listener
-from exporter.settings import AuthSettings, Limits, Tls, parse_address
+from exporter.settings import AuthSettings, Limits, Tls
+from exporter.settings.values import parse_address
 from tests.cluster import PATIENCE, poll
 from tests.support.certificates import write_certificate
 

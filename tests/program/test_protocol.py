@@ -11,11 +11,12 @@ import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
-from exporter.server.http import protocol
-from exporter.server.http.bodies import Parts
+from exporter.engine.facts.model import Seconds
+from exporter.server.http import budget, protocol
+from exporter.server.http.answers import LONGEST_REPEATED, Parts, Repeatable
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.connections import MOST_HEADERS, Connections
-from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Repeatable
+from exporter.server.http.protocol import LONGEST_LINE
 from exporter.settings import Limits
 from tests.cluster import PATIENCE, poll
 
@@ -37,11 +38,11 @@ async def answer(request: web.BaseRequest) -> web.Response:
 
 @asynccontextmanager
 async def serving(
-    counters: Counters, handler: Handler = answer
+    counters: Counters, handler: Handler = answer, patience: Seconds = Limits.request_timeout
 ) -> AsyncIterator[tuple[Connections, int]]:
     """Serve `handler` during the block; yields the port."""
-    server = web.Server(handler)
-    connections = Connections("query", server, Limits(), ConnectionBudget(counters))
+    server, limits = web.Server(handler), Limits(request_timeout=patience)
+    connections = Connections("query", server, limits, ConnectionBudget(counters))
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
         accepting = asyncio.create_task(connections.accept(listening, None))
@@ -112,6 +113,21 @@ async def test_answers_that_nobody_reads_have_one_bound() -> None:
                 socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
             )
             caller.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        async def is_closed() -> bool:
+            return counters.rejected_connections["query"] > 0
+
+        await poll(is_closed, what="an end of one connection", within=10)
+
+
+async def test_half_requests_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has arrived of a request counts before it is whole."""
+    monkeypatch.setattr(budget, "BUDGET", 2**20)
+    counters = Counters()
+    async with serving(counters) as (_, port), AsyncExitStack() as stack:
+        for _ in range(4):
+            caller = await stack.enter_async_context(Caller(port))
+            await caller.send(post(bytes(400_000), length=500_000))
 
         async def is_closed() -> bool:
             return counters.rejected_connections["query"] > 0
@@ -331,3 +347,87 @@ async def test_an_answer_that_was_sent_in_parts_is_one_answer() -> None:
         for body in (b"abc", b"defg"):
             await caller.ask(post(body))
             assert await caller.read(len(body)) == body[::-1]
+
+
+async def test_a_request_may_be_cut_anywhere() -> None:
+    """Wherever the end of a head is cut, the body and the next request are found."""
+    sent, answered = post(b"ok"), b"</v1/verdicts ok>"
+    async with serving(Counters()) as (_, port), Caller(port) as caller:
+        for cut in range(len(sent) - 8, len(sent)):
+            await caller.ask(sent[:cut], sent[cut:])
+            assert await caller.read(len(answered)) == answered
+
+
+async def test_an_answer_is_repeated_with_its_own_head() -> None:
+    """Nothing of the answer before is in it, if that one may not be repeated."""
+    handler = Unmodified()
+
+    async def answer_first(request: web.BaseRequest) -> web.Response:
+        return await handler(request) if request.path == "/v1/blocked" else web.Response(status=204)
+
+    async with serving(Counters(), answer_first) as (_, port), Caller(port) as caller:
+        await caller.ask(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        first, again = await caller.ask(SAME), await caller.ask(SAME)
+    assert (again, handler.repeated) == (first, 1)
+
+
+async def test_the_longest_request_that_is_answered_again() -> None:
+    """It has exactly as many bytes as are kept."""
+    longest = HEAD + b"A: %b\r\n\r\n" % (b"x" * (LONGEST_REPEATED - len(HEAD) - 7))
+    assert len(longest) == LONGEST_REPEATED
+    handler = Unmodified()
+    async with serving(Counters(), handler) as (_, port), Caller(port) as caller:
+        await caller.ask(longest)
+        await caller.ask(longest)
+    assert (handler.handled, handler.repeated) == (1, 1)
+
+
+async def test_a_caller_far_ahead_gets_all_answers() -> None:
+    """It is not read for a while: its requests, and the body that is read late, arrive whole."""
+    may_read, requests = asyncio.Event(), 400
+
+    async def answer_late(request: web.BaseRequest) -> web.Response:
+        await may_read.wait()
+        return web.Response(text=f"{len(await request.read()):06}")
+
+    async with serving(Counters(), answer_late) as (_, port), Caller(port) as caller:
+        await caller.send(post(bytes(900_000)))
+        await caller.send(post(bytes(1000)) * requests)
+        may_read.set()
+        for length in [900_000] + [1000] * requests:
+            await caller.ask()
+            assert int(await caller.read(6)) == length
+
+
+async def test_each_answer_has_its_time() -> None:
+    """An answer may be read late; the next one, which nobody reads, is given up all the same."""
+    async with serving(Counters(), patience=1.0) as (connections, port), Caller(port) as caller:
+        await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await caller.ask()
+        await caller.read(LARGE)
+        await caller.ask(post(b""))
+        await caller.read(len(b"</v1/verdicts >"))
+        await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        async def is_given_up() -> bool:
+            return not connections.http.connections
+
+        await poll(is_given_up, what="the end of the connection")
+
+
+async def test_an_early_answer_can_be_read() -> None:
+    """The connection of a caller who still sends stays open while the answer is read."""
+
+    async def refuse(_request: web.BaseRequest) -> web.Response:
+        return web.Response(status=413)
+
+    async with serving(Counters(), refuse) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", length=1_000_000))
+        assert b" 413 " in await asyncio.wait_for(reader.read(), PATIENCE)
+        for _ in range(5):
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        assert not writer.transport.is_closing()
+        writer.close()

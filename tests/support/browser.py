@@ -16,7 +16,8 @@ from playwright.async_api import Browser, async_playwright
 from exporter import app
 from exporter.demo import Demo, shorten_settings
 from exporter.kube.login import Login
-from exporter.settings import Address, Listen, read_settings
+from exporter.settings import Listen, read_settings
+from exporter.settings.values import Address
 from tests.cluster import poll
 
 

@@ -7,9 +7,9 @@ from exporter.cli.explain import show_vmi
 from exporter.cli.status import show_status
 from exporter.engine.facts.model import Fact, KubeVirtSettings
 from exporter.engine.facts.policy import Override, Reason
-from exporter.kube.events import write_blocked
 from exporter.server.admission.reviews import write_message
 from exporter.server.api.schemas import BlockedAnswer, StatusAnswer, VmiAnswer
+from exporter.words.events import write_blocked
 from exporter.words.verdicts import REASONS
 from tests.support.builders import NAMESPACE, NOW, a_pod, a_policy, a_running_state, a_state, a_vmi
 from tests.unit.cli.answers import PIPED

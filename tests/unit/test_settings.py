@@ -16,19 +16,9 @@ from hypothesis import strategies as st
 
 from exporter.engine.facts.overrides import OverrideChooser
 from exporter.engine.facts.policy import Policy, StuckPolicy
-from exporter.settings import (
-    Address,
-    InvalidSettings,
-    MinVersion,
-    Settings,
-    Tls,
-    TlsVersions,
-    load_settings,
-    parse_address,
-    read_settings,
-)
-from exporter.settings.document import _Loader
-from exporter.settings.values import parse_duration
+from exporter.settings import MinVersion, Settings, Tls, TlsVersions, load_settings, read_settings
+from exporter.settings.document import InvalidSettings, _Loader
+from exporter.settings.values import Address, parse_address, parse_duration
 from exporter.text import format_duration
 from tests.support.builders import a_vmi
 

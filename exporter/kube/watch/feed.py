@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import structlog
 from msgspec.structs import replace
@@ -32,11 +32,8 @@ class FactSink(Protocol):
         """
 
 
-class ChangeListener(Protocol):
-    """Notes each object that is read, before the object is put into the sink."""
-
-    def record(self, changed: Changed) -> None:
-        """Note an object of a list or of a watch."""
+ChangeListener: TypeAlias = Callable[[Changed], None]
+"""Notes each object that is read, before the object is put into the sink."""
 
 
 @dataclass
@@ -81,7 +78,7 @@ class Feed:
         if listing is not None:
             listing.names[changed.namespace].add(changed.name)
         if self.listener is not None:
-            self.listener.record(changed)
+            self.listener(changed)
         fact = changed.fact
         if self.policy.overrides and isinstance(fact, Vmi) and changed.traits is not None:
             traits = changed.traits
@@ -93,17 +90,15 @@ class Feed:
 
     def remove(self, deleted: Deleted) -> None:
         """Remove an object."""
-        resource = self.watched.resource
-        removed = Removed(resource, deleted.namespace, deleted.name, deleted.uid)
-        self.sink.apply(removed, self._read_at)
+        place = (deleted.namespace, deleted.name, deleted.uid)
+        self.sink.apply(Removed(self.watched.resource, *place), self._read_at)
 
     def retain(self, listing: Listing) -> int:
         """Remove the objects that a list lacks; an incomplete list removes nothing."""
         if not listing.complete:
             self.log.warning("no_object_removed", why="an item of the list has no readable name")
             return 0
-        watched = self.watched
-        listed = Listed(watched.resource, listing.names, watched.namespace)
+        listed = Listed(self.watched.resource, listing.names, self.watched.namespace)
         return self.sink.apply(listed, self._read_at)
 
     def record_invalid(self, invalid: InvalidObject, listing: Listing | None) -> None:

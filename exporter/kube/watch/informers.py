@@ -87,8 +87,8 @@ class Informers:
                 is_absent = any(watch.restarts[Restart.ABSENT] for watch in vmis)
                 if is_absent and self.settings.wait_for_kubevirt:
                     continue
-                limit = f"within {self.settings.sync_timeout:g} s (kube.syncTimeout)"
-                raise self.not_synced(limit) from None
+                within = f"within {self.settings.sync_timeout:g} s (kube.syncTimeout)"
+                raise self.not_synced(within) from None
 
     def not_synced(self, limit: str) -> NotSynced:
         """The error for VMIs that were not listed in time, with the reasons."""

@@ -16,7 +16,7 @@ from exporter.kube.client import (
     Unsupported,
     error_of,
 )
-from exporter.kube.objects.kubevirt import Failed
+from exporter.kube.objects.kubevirt import Bookmark, Changed, Deleted, Failed
 
 
 SOON: Seconds = 2.0
@@ -98,6 +98,7 @@ def error_of_status(failed: Failed) -> ApiError:
     return error_of(code, f"{failed.reason} {failed.message}".strip())
 
 
-def unexpected_in_list(event: str) -> Unsupported:
+def unexpected_in_list(event: Changed | Deleted | Bookmark) -> Unsupported:
     """The error for an event that must not come before the end of a streamed list."""
-    return Unsupported(f"a {event} before the list's end: sendInitialEvents was ignored")
+    kind = {Changed: "MODIFIED", Deleted: "DELETED"}.get(type(event), "BOOKMARK")
+    return Unsupported(f"a {kind} before the list's end: sendInitialEvents was ignored")

@@ -10,7 +10,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import assert_never
 
 from exporter.engine.facts.model import Instant, Resource, Seconds
 from exporter.engine.facts.policy import Policy
@@ -114,7 +113,7 @@ class Reflector:
         Raises `KubeVirtMissing` if the API server has no resource virtualmachineinstances before
         the first list, and `wait_for_kubevirt` is off.
         """
-        self._forget_version()  # an event may have been lost
+        self._version = None  # an event may have been lost
         while True:
             self._connected_at = self.clock()
             try:
@@ -236,29 +235,21 @@ class Reflector:
     def _apply(self, event: Event, listing: Listing | None) -> Listing | None:
         """Process one event; returns the list that is still in progress, if any."""
         match event:
-            case Changed():
-                if listing is not None and event.modified:
-                    raise unexpected_in_list("MODIFIED")
-                if listing is None:
-                    self._version = event.resource_version or self._version
+            case Changed() if listing is None or not event.modified:
                 self._feed.put(event, listing)
-            case Deleted():
-                if listing is not None:
-                    raise unexpected_in_list("DELETED")
-                self._version = event.resource_version or self._version
+            case Deleted() if listing is None:
                 self._feed.remove(event)
+            case Failed():
+                raise error_of_status(event)
             case Bookmark(listed=True) if listing is not None:
                 self._version = event.resource_version
                 self._end_list(listing, how="stream")
                 return None
-            case Bookmark() if listing is not None:
-                raise unexpected_in_list("BOOKMARK")
-            case Bookmark():
-                self._version = event.resource_version or self._version
-            case Failed():
-                raise error_of_status(event)
             case _:
-                assert_never(event)
+                if listing is not None:
+                    raise unexpected_in_list(event)
+        if listing is None:
+            self._version = event.resource_version or self._version
         return listing
 
     def _end_list(self, listing: Listing, *, how: str) -> None:
@@ -290,18 +281,18 @@ class Reflector:
         other bytes, such as white space, are not a sign of life.
         """
         if listing is None:
-            try:
-                async with asyncio.timeout_at(self._silent_at):
-                    return await anext(batches, None)
-            except TimeoutError:
-                raise Silent(f"no event for {self.settings.read_timeout:g} s") from None
-        bound = self.settings.sync_timeout
-        left = bound / 2 - (self.clock() - listing.began)
-        silence = min(LIST_SILENCE, bound / 3, max(left, 0.001))
+            silent_at = self._silent_at
+        else:
+            bound = self.settings.sync_timeout
+            left = max(bound / 2 - (self.clock() - listing.began), 0.001)
+            silence = min(LIST_SILENCE, bound / 3, left)
+            silent_at = asyncio.get_running_loop().time() + silence
         try:
-            async with asyncio.timeout(silence):
+            async with asyncio.timeout_at(silent_at):
                 return await anext(batches, None)
         except TimeoutError:
+            if listing is None:
+                raise Silent(f"no event for {self.settings.read_timeout:g} s") from None
             self._streams_lists = False
             raise Silent("the streamed list did not end; listing in pages instead") from None
 
@@ -311,7 +302,7 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._record_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._forget_version()
+            self._version = None
         if recovery.log_in:
             await self.api.renew()
             self._rejections += 1
@@ -350,18 +341,15 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._forget_version()
+                self._version = None
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self.watched.restarts[why] += 1
         return why
 
-    def _forget_version(self) -> None:
-        self._version = None
-
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._forget_version()
+        self._version = None
         if not self.watched.rejected:
             say = self._log.warning if self.watched.is_wanted else self._log.info
             say(

@@ -25,7 +25,8 @@ from exporter.server.admission.reviews import (
     read_review,
     write_answer,
 )
-from exporter.server.api.handlers import Service, log_blocked
+from exporter.server.api.handlers import Service
+from exporter.server.api.judge import log_blocked
 from exporter.server.api.requests import read_body
 from exporter.server.apps import answering_problems, timed_handler
 from exporter.server.http.problems import Refusal
@@ -133,7 +134,7 @@ class Admission:
             return
         denied, vmi = outcome is ReviewOutcome.DENIED, evidence.vmi
         if denied:
-            self._service.count_blocked(vmi, verdict, verdict.reason, now)
+            self._service.judge.count_blocked(vmi, verdict, verdict.reason, now)
         if denied or outcome is ReviewOutcome.HELD_TOO_LONG:
             cooldown = verdict.effective_cooldown or self._service.policy.migration_cooldown
             counters.denial_periods.extend(vmi, verdict.reason, cooldown, now)

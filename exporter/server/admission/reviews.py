@@ -22,10 +22,7 @@ from exporter.engine.verdicts.view import VerdictView
 from exporter.errors import MALFORMED, ExporterError
 from exporter.health import Health
 from exporter.kube.objects.facts import text_of
-from exporter.settings import (
-    AdmissionMode,
-    AdmissionSettings,
-)
+from exporter.settings import AdmissionMode, AdmissionSettings
 from exporter.text import (
     format_duration,
     write_instant,

@@ -12,12 +12,10 @@ from functools import partial
 from time import perf_counter
 
 import msgspec
-import structlog
 from aiohttp import hdrs, web
 
 from exporter.counters import Counters
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
-from exporter.engine.evacuations.diagnosis import Diagnosis, Move
 from exporter.engine.evacuations.drain import (
     Forecast,
     OutcomeCount,
@@ -28,33 +26,27 @@ from exporter.engine.evacuations.drain import (
     take_snapshot,
 )
 from exporter.engine.evacuations.drain_outcomes import DrainOutcome, find_duration
-from exporter.engine.evacuations.outlook import SettledOutcomes, judge
 from exporter.engine.facts.changes import Key
-from exporter.engine.facts.model import Checkpoint, Instant, Mismatch, Seconds, Vmi
+from exporter.engine.facts.model import Checkpoint, Instant, Seconds, Vmi
 from exporter.engine.facts.policy import Policy, Reason, StuckPolicy, Verdict
 from exporter.engine.store.store import Store
-from exporter.engine.verdicts.cooldown import mark_cooldown
-from exporter.engine.verdicts.rules import list_reasons, not_ours
-from exporter.engine.verdicts.view import Entry, VerdictView
+from exporter.engine.verdicts.rules import list_reasons
+from exporter.engine.verdicts.view import VerdictView
 from exporter.health import Health
-from exporter.logs import Throttle
 from exporter.server.api.answers import (
     EvacuationList,
     describe_drain,
     describe_status,
     list_nodes,
-    write_verdict,
 )
 from exporter.server.api.blocked_set import BlockedSet
 from exporter.server.api.evacuation_schemas import DrainAnswer, EvacuationsAnswer
 from exporter.server.api.explanation import explain_vmi
+from exporter.server.api.judge import Judge
 from exporter.server.api.long_polls import LongPolls
 from exporter.server.api.openapi import write_openapi
 from exporter.server.api.requests import (
-    Candidate,
-    VerdictRequest,
     accepts_gzip,
-    decode_verdicts,
     read_asked_name,
     read_body,
     read_checkpoint,
@@ -65,31 +57,25 @@ from exporter.server.api.requests import (
 from exporter.server.api.schemas import (
     BlockedAnswer,
     StatusAnswer,
-    VerdictAnswer,
-    VerdictsAnswer,
     VmiAnswer,
     VmisAnswer,
 )
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE
-from exporter.server.http.bodies import Parts
+from exporter.server.http.answers import Parts, Repeatable
 from exporter.server.http.problems import RETRY_SOON, Refusal
-from exporter.server.http.protocol import Repeatable
 from exporter.settings import Limits, Links
 from exporter.tasks import run_in_slices
-from exporter.text import to_datetime, to_optional_datetime, write_optional_release
+from exporter.text import to_datetime
 
 
 MAX_AGE: Seconds = 90.0
 """How long a caller may use a copy of the blocked set. No long poll lasts that long."""
 SHARED_FROM = 2**12
 """Answers share an encoded blocked set of at least this many bytes. A smaller one is copied."""
-BLOCKS_REMEMBERED = 20_000
 SLICE = 500
 """How many VMIs are read without yielding. This takes 2 ms if all of them have migrated."""
 DIAGNOSED = 10
 """How many VMIs are diagnosed without yielding. This takes 1 ms."""
-
-log = structlog.stdlib.get_logger()
 
 
 @dataclass
@@ -115,12 +101,21 @@ class Service:
     started_at: Instant = field(init=False)
     blocked: BlockedSet = field(init=False)
     polls: LongPolls = field(init=False)
-    _logged: Throttle = field(default_factory=lambda: Throttle(BLOCKS_REMEMBERED))
+    judge: Judge = field(init=False)
 
     def __post_init__(self) -> None:
         self.started_at = self.clock()
         self.blocked = BlockedSet(self.view, self.health, self.clock)
         self.polls = LongPolls(self.blocked, self.counters.task_failures)
+        self.judge = Judge(
+            self.view,
+            self.health,
+            self.counters,
+            self.limits,
+            self.clock,
+            self.read_conditions,
+            self.record_blocked,
+        )
 
     def close(self) -> None:
         """Answer all long polls now, and refuse later requests.
@@ -133,30 +128,9 @@ class Service:
     async def answer_verdicts(self, request: web.Request) -> web.Response:
         """POST /v1/verdicts."""
         self._require_ready()
-        answer = self._write_verdicts(await read_body(request, self.limits))
-        again = partial(self._answer_again, "verdicts", self._write_verdicts)
+        answer = self.judge.answer(await read_body(request, self.limits))
+        again = partial(self._answer_again, "verdicts", self.judge.answer)
         return Repeatable(again, body=answer, content_type="application/json")
-
-    def _write_verdicts(self, body: bytes) -> bytes:
-        """The answer to a verdict request with this body. Raises `Refusal`."""
-        asked = decode_verdicts(body)
-        candidates = asked.candidates or []
-        if len(candidates) > self.limits.candidates:
-            raise Refusal(
-                422,
-                "Too many candidates",
-                f"candidates: got {len(candidates)}, at most {self.limits.candidates} are allowed"
-                " (limits.candidates)",
-            )
-        now = self.clock()
-        return msgspec.json.encode(
-            VerdictsAnswer(
-                as_of=to_datetime(now),
-                observed_at=to_optional_datetime(self.health.observed_at),
-                stale=self.health.is_stale(now, (candidate.namespace for candidate in candidates)),
-                verdicts=self._judge(asked, candidates, now),
-            )
-        )
 
     def _answer_again(
         self, name: str, write: Callable[[bytes], bytes | None], body: bytes
@@ -395,95 +369,6 @@ class Service:
         if not self.health.ready:
             waiting = ", ".join(self.health.waiting_for())
             raise Refusal(503, "Not synced yet", f"waiting for {waiting}", RETRY_SOON)
-
-    def _judge(
-        self, asked: VerdictRequest, candidates: list[Candidate], now: Instant
-    ) -> list[VerdictAnswer]:
-        """Judge all candidates in one loop: 1,000 more function calls would take too long."""
-        checkpoint, is_counted = asked.checkpoint, not asked.dry_run
-        conditions = self.read_conditions(now)
-        settled = SettledOutcomes(conditions)
-        find = self.view.read(now, conditions.trust).find
-        answers, allowed = [], 0
-        for candidate in candidates:
-            namespace, name, uid = candidate.namespace, candidate.name, candidate.vmi_uid
-            entry = find(namespace, name)
-            diagnosis: Diagnosis | Move | None = None
-            drain: DrainOutcome | None = None
-            if entry is None:
-                verdict = not_ours(Mismatch.UNKNOWN)
-            elif uid and uid != entry.evidence.vmi.uid:
-                verdict = not_ours(Mismatch.UID)
-            else:
-                verdict, evidence = entry.verdict(checkpoint), entry.evidence
-                if entry.settled is not None:
-                    drain = settled.judge(evidence, entry.settled)
-                else:
-                    evacuation = conditions.diagnose(evidence)
-                    diagnosis = evacuation or conditions.diagnose_move(evidence)
-                    if not evidence.vmi.finished:
-                        drain = judge(evidence, conditions, evacuation).outcome
-            if verdict.reason is None:
-                allowed += 1
-            if is_counted and (verdict.reason is not None or not verdict.known):
-                self._count(candidate, entry, verdict, now)
-            answers.append(
-                write_verdict(namespace, name, verdict, now, diagnosis=diagnosis, drain=drain)
-            )
-        if is_counted:
-            self.counters.verdicts[checkpoint, True] += allowed
-            self.counters.verdicts[checkpoint, False] += len(candidates) - allowed
-        return answers
-
-    def count_blocked(
-        self,
-        vmi: Vmi,
-        verdict: Verdict,
-        reason: Reason,
-        now: Instant,
-        *,
-        entry: Entry | None = None,
-    ) -> None:
-        """Count an eviction that a verdict has blocked, the webhook denied or the responder held.
-
-        `entry` is the VMI's, if the caller has it.
-        """
-        self.counters.count_block(
-            reason, vmi.node, vmi.namespace, verdict.effective_cooldown, now=now
-        )
-        if entry is None and reason is Reason.COOLDOWN:
-            verdicts = self.view.read(now, self.health.read_trust(now))
-            entry = verdicts.find(vmi.namespace, vmi.name)
-        if reason is Reason.COOLDOWN and entry is not None and entry.cooldown is not None:
-            mark = mark_cooldown(entry.evidence, entry.cooldown)
-            self.counters.prevented.count(vmi, entry.cooldown, mark)
-        if self.record_blocked is not None:
-            self.record_blocked(vmi, verdict, now)
-
-    def _count(
-        self, candidate: Candidate, entry: Entry | None, verdict: Verdict, now: Instant
-    ) -> None:
-        if verdict.mismatch is not None:
-            self.counters.unknown_candidates[verdict.mismatch] += 1
-        if verdict.reason is None or entry is None:
-            return
-        vmi = entry.evidence.vmi
-        self.count_blocked(vmi, verdict, verdict.reason, now, entry=entry)
-        if self._logged.lets_through((vmi.namespace, vmi.name, verdict.reason), now):
-            log_blocked("eviction_blocked", vmi, verdict, pod=candidate.pod)
-
-
-def log_blocked(event: str, vmi: Vmi, verdict: Verdict, **request: str | None) -> None:
-    """Log an eviction that a rule blocks, or would block."""
-    log.info(
-        event,
-        **request,
-        namespace=vmi.namespace,
-        name=vmi.name,
-        node=vmi.node,
-        reason=str(verdict.reason),
-        not_before=write_optional_release(verdict.not_before),
-    )
 
 
 def _json(answer: object) -> web.Response:

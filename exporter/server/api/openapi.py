@@ -30,8 +30,8 @@ from exporter.server.api.schemas import (
     VmisAnswer,
 )
 from exporter.server.fields import LONGEST_NAME, LONGEST_NAMESPACE, Problem
+from exporter.words import Stability
 from exporter.words.evacuations import OUTCOMES
-from exporter.words.stability import Stability
 
 
 class Route(Struct, frozen=True, kw_only=True):

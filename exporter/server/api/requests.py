@@ -11,7 +11,8 @@ from exporter.engine.facts.model import Checkpoint, Seconds
 from exporter.errors import MALFORMED
 from exporter.server.fields import LONGEST_NAME, Name, Namespace, Remark, Uid
 from exporter.server.http.problems import Refusal
-from exporter.settings import LONGEST_WAIT, Address, Limits
+from exporter.settings import LONGEST_WAIT, Limits
+from exporter.settings.values import Address
 
 
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]*)?([eE][-+]?[0-9]{1,3})?", re.ASCII)

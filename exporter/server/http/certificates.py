@@ -12,7 +12,8 @@ from pathlib import Path
 from exporter.credentials import no_password
 from exporter.engine.facts.model import Instant
 from exporter.errors import CommandFailed, Exit
-from exporter.settings import TLS_1_2_SUITES, MinVersion, Tls
+from exporter.settings import MinVersion, Tls
+from exporter.settings.values import TLS_1_2_SUITES
 
 
 _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
@@ -41,9 +42,8 @@ class Certificates:
         """Raises `CannotListen`."""
         self._listener = listener
         self._tls = tls
-        self._version = self._read_version()
-        self.context = self._load()
-        self.not_after = self._read_not_after()
+        self._version: tuple[tuple[int, int, int], ...] = ()
+        self.renew()
 
     def renew(self) -> bool:
         """Reload the files if they have changed; returns whether they have changed.
@@ -107,6 +107,5 @@ class Certificates:
         try:
             stats = [path.stat() for path in self._files()]
         except OSError as error:
-            place = f"tls.{self._listener}: {error.filename}"
-            raise CannotListen(f"{place}: {error}") from error
+            raise CannotListen(f"tls.{self._listener}: {error.filename}: {error}") from error
         return tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)

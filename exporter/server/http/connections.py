@@ -53,11 +53,13 @@ class Connections:
 
     def __post_init__(self) -> None:
         self.budget.open(self.listener)
+        logger = logging.getLogger(__name__)
+        logger.addFilter(_is_own)
         self.http = web.Server(
             self._answer,
             request_factory=self.server.request_factory,
             handler_cancellation=True,
-            logger=_make_logger(),
+            logger=logger,
             access_log=None,
             keepalive_timeout=self.limits.idle_timeout,
             lingering_time=0,
@@ -121,14 +123,8 @@ class Connections:
         return find_protocol(request).answer(request, self.server.request_handler)
 
 
-def _make_logger() -> logging.Logger:
-    """A logger for aiohttp's errors, without those that callers cause."""
-    logger = logging.getLogger(__name__)
-    logger.addFilter(_is_own)
-    return logger
-
-
 def _is_own(record: logging.LogRecord) -> bool:
+    """Whether an error of aiohttp is ours, and not caused by a caller."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, HttpProcessingError | ConnectionError):
         return True

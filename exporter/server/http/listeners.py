@@ -21,7 +21,8 @@ from exporter.logs import Trouble
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import CannotListen, Certificates
 from exporter.server.http.connections import Connections
-from exporter.settings import Address, AuthSettings, Limits, Tls
+from exporter.settings import AuthSettings, Limits, Tls
+from exporter.settings.values import Address
 from exporter.tasks import keep_running
 
 

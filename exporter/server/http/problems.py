@@ -1,12 +1,15 @@
 """Error responses as problem+json (RFC 9457)."""
 
 from collections.abc import Mapping
+from email.utils import formatdate
+from http import HTTPStatus
 
 import msgspec
 from aiohttp import hdrs, web
 
 from exporter.errors import ExporterError
 from exporter.server.fields import Problem
+from exporter.server.http.answers import END_OF_HEAD, SERVER
 
 
 PROBLEM = "application/problem+json"
@@ -23,6 +26,20 @@ class Refusal(ExporterError):
         super().__init__(detail)
         self.problem = Problem(title=title, status=status, detail=detail)
         self.headers = headers or {}
+
+    def write(self) -> bytes:
+        """The response to a caller whose connection is closed next."""
+        status = HTTPStatus(self.problem.status)
+        body = msgspec.json.encode(self.problem)
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"{hdrs.CONTENT_TYPE}: {PROBLEM}",
+            f"{hdrs.CONTENT_LENGTH}: {len(body)}",
+            f"{hdrs.DATE}: {formatdate(usegmt=True)}",
+            f"{hdrs.SERVER}: {SERVER}",
+            f"{hdrs.CONNECTION}: close",
+        )
+        return "\r\n".join(head).encode() + END_OF_HEAD + body
 
     def answer(self) -> web.Response:
         """The response to the caller."""

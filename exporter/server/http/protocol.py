@@ -7,21 +7,26 @@ is sent and released here. All names that are used of aiohttp and asyncio are pu
 """
 
 import asyncio
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from email.utils import formatdate
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias
 
-import msgspec
 from aiohttp import hdrs, web
 
 from exporter.engine.facts.model import Seconds
-from exporter.server.http.bodies import Parts
+from exporter.server.http.answers import (
+    END_OF_HEAD,
+    LONGEST_REPEATED,
+    REPEATED_FOR,
+    SERVER,
+    Parts,
+    Repeatable,
+    Template,
+)
 from exporter.server.http.budget import Connection, ConnectionBudget
-from exporter.server.http.problems import PROBLEM, Refusal
+from exporter.server.http.problems import Refusal
 
 
 LONGEST_LINE = 8190
@@ -36,18 +41,9 @@ MOST_UNSENT = 2**15
 """How many bytes of an answer may remain in the buffer when the answer counts as sent."""
 LINGERING: Seconds = 1.0
 """How long a caller has to read an answer that was sent before the request's body had ended."""
-LONGEST_REPEATED = 2**12
-"""The most bytes of a request, and of its answer, that are kept for the next request."""
-REPEATED_FOR: Seconds = 1.0
-"""How long. After that aiohttp gets the head, so its date, timeouts and the caller are checked."""
 LONGEST_DETAIL = 200
-SERVER = "kubevirt-eviction-exporter"
 
 _Handler: TypeAlias = Callable[[Any], Awaitable[web.StreamResponse]]
-
-_END = b"\r\n\r\n"
-_LENGTH = re.compile(rb"(?<=\r\ncontent-length: )[0-9]+(?=\r\n|$)", re.IGNORECASE)
-_PROTOCOL = "protocol"
 
 
 class _Stage(Enum):
@@ -66,65 +62,11 @@ class _Stage(Enum):
 _HEAD, _BEGINNING, _BODY, _ANSWER, _CLOSING = _Stage  # faster than attributes in Python 3.11
 
 
-class _TlsTransport(Protocol):
-    """What only asyncio's transports with TLS have."""
+class ConnectionProtocol(asyncio.Protocol, asyncio.Transport):
+    """Stands between a connection and the protocol that aiohttp's `server` makes for it.
 
-    def set_read_buffer_limits(self, high: int) -> None: ...
-
-
-class Repeatable(web.Response):
-    """An answer after which the connection's next request may need neither aiohttp nor the handler.
-
-    It does not if its head is the same, apart from the length of its body. Then `answer_again` gets
-    the body, and what it returns is the body of an answer that is otherwise the same as this one.
-    If it returns None or fails, the handler gets the request.
-    """
-
-    def __init__(self, answer_again: Callable[[bytes], bytes | None], **options: Any) -> None:
-        """`options` are those of `web.Response`."""
-        super().__init__(**options)
-        self.answer_again = answer_again
-
-
-class _Template:
-    """The heads of a request and of its answer, each without the length of its body."""
-
-    def __init__(self, request: bytes, answer: bytes, again: Repeatable, until: Seconds) -> None:
-        """`until`: how long it may be used, by the event loop's clock."""
-        self._request = _LENGTH.split(request.partition(_END)[0])
-        self._answer = _LENGTH.split(answer.partition(_END)[0])
-        self._answer_again = again.answer_again
-        self._until = until
-
-    def read_body(self, request: bytes) -> bytes | None:
-        """The body, if these bytes are one whole request with this head."""
-        head, end, body = request.partition(_END)
-        return body if end and head == _fill(self._request, body) else None
-
-    def answer(self, request: bytes, now: Seconds) -> bytes | None:
-        """The answer to a request with this head; None if it needs the handler."""
-        asked = self.read_body(request) if now < self._until else None
-        if asked is None:
-            return None
-        try:
-            body = self._answer_again(asked)
-        except Exception:  # noqa: BLE001 (the handler fails too, and says why)
-            return None
-        head = None if body is None else _fill(self._answer, body)
-        return None if head is None or body is None else head + _END + body
-
-
-def _fill(head: list[bytes], body: bytes) -> bytes | None:
-    """A head with the length of this body; None if a body has no place there."""
-    if len(head) > 1:
-        return b"%b%d%b" % (head[0], len(body), head[-1])
-    return None if body else head[0]
-
-
-class ConnectionProtocol(asyncio.Protocol):
-    """The protocol of a connection, in front of a protocol that `server` makes.
-
-    Its requests must be handled by `answer`.
+    It is the protocol of the connection, and the transport of aiohttp's protocol. The requests must
+    be handled by `answer`.
     """
 
     def __init__(
@@ -145,10 +87,9 @@ class ConnectionProtocol(asyncio.Protocol):
         self._stage = _HEAD
         self._waiting = b""  # received, and not passed on yet
         self._head = 0  # how many bytes of the present head were passed on
-        self._last = b""  # the last of them, which may be the beginning of `_END`
+        self._last = b""  # the last of them, which may be the beginning of `END_OF_HEAD`
         self._ahead = b""  # what was passed on together with the end of the present head
         self._left = 0  # how many bytes of the present body were not passed on yet
-        self._held = 0  # bytes that count beyond the connection's cost
         self._received = 0  # bytes of requests that are not answered yet
         self._unread = 0  # bytes that the present answer holds
         self._unsent = 0  # bytes in the transport's buffer, while that is full
@@ -157,7 +98,7 @@ class ConnectionProtocol(asyncio.Protocol):
         self._abort: asyncio.TimerHandle | None = None
         self._arrived = b""  # what began the present request, if it is short
         self._written = b""  # what was written of its answer
-        self._template: _Template | None = None
+        self._template: Template | None = None
 
     # For the event loop
 
@@ -166,15 +107,15 @@ class ConnectionProtocol(asyncio.Protocol):
         """Whether the connection was made: with TLS, after a successful handshake."""
         return self._inner is not None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: Any) -> None:
         """Make aiohttp's protocol."""
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport: asyncio.Transport = transport
         self._transport.set_write_buffer_limits(high=MOST_UNSENT)
         if self._connection.is_tls:
-            cast("_TlsTransport", transport).set_read_buffer_limits(high=RECEIVED_AT_ONCE)
+            transport.set_read_buffer_limits(high=RECEIVED_AT_ONCE)
         self._connection.abort = self._transport.abort
         self._inner = self._server()
-        self._inner.connection_made(_Outgoing(self, self._transport))
+        self._inner.connection_made(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Count nothing more, and end the protocol of aiohttp."""
@@ -196,7 +137,7 @@ class ConnectionProtocol(asyncio.Protocol):
             self._count()
             self._pass_on()
 
-    def _answer_again(self, template: _Template, data: bytes) -> bool:
+    def _answer_again(self, template: Template, data: bytes) -> bool:
         """Answer a request like the last one, if this is one."""
         now = self._loop.time()
         is_next = self._stage is _HEAD and not self._head and not self._unsent
@@ -213,7 +154,7 @@ class ConnectionProtocol(asyncio.Protocol):
         """Count what is not sent, and give the caller a time limit."""
         self._unsent = self._transport.get_write_buffer_size()
         self._count()
-        self.abort_later()
+        self._abort_later()
         if self._inner is not None:
             self._inner.pause_writing()
 
@@ -226,40 +167,54 @@ class ConnectionProtocol(asyncio.Protocol):
 
     # For aiohttp's protocol
 
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """What the connection's transport knows."""
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._transport.is_closing()
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write a part of the present answer."""
+        """Write a part of the present answer. What aiohttp answers by itself is an error."""
+        if self._stage is not _BODY and self._stage is not _ANSWER:
+            self._refuse(_read_refusal(bytes(data)))
+            return
         if self._arrived:
             self._written += data
             if len(self._written) > LONGEST_REPEATED:
                 self._arrived = self._written = b""
         self._transport.write(data)
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether the handler of a request is running."""
-        return self._stage is _BODY or self._stage is _ANSWER
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Write several parts as one."""
+        self.write(b"".join(list_of_data))
 
-    def pause(self, *, paused: bool) -> None:
-        """Stop or continue passing on bytes, because aiohttp holds many that nobody has read."""
-        self._is_paused = paused
+    def pause_reading(self) -> None:
+        """Stop passing on bytes, because aiohttp holds many that nobody has read."""
+        self._is_paused = True
         self._pass_on()
 
-    def refuse(self, refusal: Refusal) -> None:
-        """Answer without aiohttp, and close the connection."""
-        if self._stage is not _CLOSING:
-            self._stage, self._waiting = _CLOSING, b""
-            self._transport.write(_write(refusal))
-            self.close()
+    def resume_reading(self) -> None:
+        """Go on passing on bytes."""
+        self._is_paused = False
+        self._pass_on()
 
     def close(self) -> None:
         """Close the connection when its answer is sent."""
         self._stage, self._waiting = _CLOSING, b""
         if not self._transport.is_closing():
             if self._transport.get_write_buffer_size():
-                self.abort_later()
+                self._abort_later()
             self._transport.close()
 
-    def abort_later(self) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer without aiohttp, and close the connection."""
+        if self._stage is not _CLOSING:
+            self._transport.write(refusal.write())
+            self.close()
+
+    def _abort_later(self) -> None:
         """Abort the connection if the answer is not read in time."""
         if self._abort is None:
             self._abort = self._loop.call_later(self._patience, self._connection.abort)
@@ -301,7 +256,7 @@ class ConnectionProtocol(asyncio.Protocol):
             self._cancel_abort()
         if isinstance(response, Repeatable) and self._arrived:
             until = self._loop.time() + REPEATED_FOR
-            template = _Template(self._arrived, self._written, response, until)
+            template = Template(self._arrived, self._written, response, until)
             self._template = None if template.read_body(self._arrived) is None else template
         self._end(is_last=not response.keep_alive)
         return response
@@ -315,7 +270,7 @@ class ConnectionProtocol(asyncio.Protocol):
         over = len(ahead) - length
         self._left = max(0, -over)
         self._head = max(0, over)
-        self._last = ahead[length:][-len(_END) + 1 :] if over > 0 else b""
+        self._last = ahead[length:][-len(END_OF_HEAD) + 1 :]
         self._stage = _BODY
         self._pass_on()
 
@@ -334,10 +289,8 @@ class ConnectionProtocol(asyncio.Protocol):
         self._unread = 0
         self._arrived = self._written = b""
         self._received = len(self._waiting)
-        if is_last:
-            self._stage = _CLOSING
-        elif self._stage is not _CLOSING:
-            self._stage = _HEAD
+        if self._stage is not _CLOSING:
+            self._stage = _CLOSING if is_last else _HEAD
         self._count()
         if self._waiting:
             self._pass_on()
@@ -350,7 +303,7 @@ class ConnectionProtocol(asyncio.Protocol):
             if self._stage is _HEAD and self._waiting:
                 part = self._take_head()
             elif self._stage is _BODY and self._left and self._waiting:
-                part = self._take(self._left)
+                part, self._waiting = self._waiting[: self._left], self._waiting[self._left :]
                 self._left -= len(part)
             else:
                 break
@@ -360,28 +313,24 @@ class ConnectionProtocol(asyncio.Protocol):
             self._connection.since = self._loop.time()
         self._regulate()
 
-    def _take(self, count: int) -> bytes:
-        part, self._waiting = self._waiting[:count], self._waiting[count:]
-        return part
-
     def _take_head(self) -> bytes:
         """The next bytes of a head, which may be its last ones."""
         if not self._head:
             self._waiting = self._waiting.lstrip(b"\r\n")  # as RFC 9112, 2.2, demands
         seen = self._last + self._waiting
-        end = seen.find(_END)
+        end = seen.find(END_OF_HEAD)
         if end < 0:
-            self._last = seen[-len(_END) + 1 :]
+            self._last = seen[-len(END_OF_HEAD) + 1 :]
             part, self._waiting = self._waiting, b""
         else:
-            end += len(_END) - len(self._last)
-            part = self._take(end)
+            end += len(END_OF_HEAD) - len(self._last)
+            part, self._waiting = self._waiting[:end], self._waiting[end:]
             self._stage = _BEGINNING
         self._head += len(part)
         if self._head > LONGEST_HEAD:
-            self.refuse(_too_long(part))
+            self._refuse(_too_long(part))
             return b""
-        if len(self._waiting) <= LONGEST_HEAD and _END not in self._waiting:
+        if len(self._waiting) <= LONGEST_HEAD and END_OF_HEAD not in self._waiting:
             # Most bodies arrive with their head. There is no other whole head in them.
             self._ahead, self._waiting = self._waiting, b""
             part += self._ahead
@@ -402,52 +351,15 @@ class ConnectionProtocol(asyncio.Protocol):
         held = self._received + self._unread + self._unsent
         if held <= LONGEST_HEAD:
             held = 0  # within the connection's cost
-        if held != self._held:
-            self._held = held
+        if held != self._connection.held - self._connection.cost:
             self._budget.hold(self._connection, held)
-
-
-class _Outgoing(asyncio.Transport):
-    """The transport of aiohttp's protocol. It writes answers, and replaces those of aiohttp."""
-
-    def __init__(self, protocol: ConnectionProtocol, transport: asyncio.Transport) -> None:
-        super().__init__()
-        self._protocol = protocol
-        self._transport = transport
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return (
-            self._protocol if name == _PROTOCOL else self._transport.get_extra_info(name, default)
-        )
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._protocol.is_answering:
-            self._protocol.write(data)
-        else:
-            self._protocol.refuse(_read_refusal(bytes(data)))
-
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.write(b"".join(list_of_data))
-
-    def is_closing(self) -> bool:
-        return self._transport.is_closing()
-
-    def close(self) -> None:
-        self._protocol.close()
-
-    def pause_reading(self) -> None:
-        self._protocol.pause(paused=True)
-
-    def resume_reading(self) -> None:
-        self._protocol.pause(paused=False)
 
 
 def find_protocol(request: web.BaseRequest) -> ConnectionProtocol:
     """The protocol that a request came through. Raises ConnectionError if its caller has gone."""
-    protocol: ConnectionProtocol | None = request.get_extra_info(_PROTOCOL)
-    if protocol is None:
+    if not isinstance(request.transport, ConnectionProtocol):
         raise ConnectionResetError("the caller has gone")
-    return protocol
+    return request.transport
 
 
 def _too_long(part: bytes) -> Refusal:
@@ -471,25 +383,10 @@ def _find_size(response: web.StreamResponse) -> int:
 
 def _read_refusal(answer: bytes) -> Refusal:
     """An error that aiohttp answers in text/plain."""
-    head, _, text = answer.partition(_END)
+    head, _, text = answer.partition(END_OF_HEAD)
     status = int(head.split()[1])
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return Refusal(status, "Internal error", "Internal error")
     # In aiohttp's messages the first line ends in a colon, and invalid bytes follow it.
     line = text.decode(errors="replace").partition("\n")[0][:LONGEST_DETAIL].rstrip(": \r")
     return Refusal(status, "Invalid HTTP", line or "Invalid HTTP")
-
-
-def _write(refusal: Refusal) -> bytes:
-    """The answer to a caller whose connection is closed next."""
-    status = HTTPStatus(refusal.problem.status)
-    body = msgspec.json.encode(refusal.problem)
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        f"{hdrs.CONTENT_TYPE}: {PROBLEM}",
-        f"{hdrs.CONTENT_LENGTH}: {len(body)}",
-        f"{hdrs.DATE}: {formatdate(usegmt=True)}",
-        f"{hdrs.SERVER}: {SERVER}",
-        f"{hdrs.CONNECTION}: close",
-    )
-    return "\r\n".join(head).encode() + _END + body

@@ -29,7 +29,8 @@ from exporter.server.page.timeline import (
     write_duration,
     write_past,
 )
-from exporter.settings import Links, write_policy
+from exporter.settings import Links
+from exporter.settings.policy import write_policy
 from exporter.text import format_duration, to_datetime, write_count, write_datetime
 from exporter.words.evacuations import (
     BY_TAINT,

@@ -25,7 +25,8 @@ from exporter.demo.objects import Object
 from exporter.demo.scenario import Scenario
 from exporter.demo.store import MIGRATIONS, PODS, VMIS
 from exporter.server.admission.handlers import PATH
-from exporter.settings import Address, read_settings
+from exporter.settings import read_settings
+from exporter.settings.values import Address
 from tests.cluster import poll
 from tests.cluster.ports import free_port
 from tests.generate.rules import Groups, all_alerts, all_rules, fenced, load_groups, load_runbooks

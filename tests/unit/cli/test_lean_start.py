@@ -24,9 +24,9 @@ loaded = set(sys.modules) - before
 """
 
 LIBRARIES = {
-    "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "dateutil", "frozenlist", "idna",
+    "aiohappyeyeballs", "aiohttp", "aiosignal", "attr", "frozenlist", "idna",
     "kubernetes_asyncio", "msgspec", "multidict", "prometheus_client", "propcache", "six",
-    "structlog", "typing_extensions", "urllib3", "yaml", "yarl",
+    "structlog", "typing_extensions", "yaml", "yarl",
 }  # fmt: skip
 PACKAGES = {
     "app", "history", "cli", "clock", "counters", "credentials", "engine", "errors", "health",

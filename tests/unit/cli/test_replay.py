@@ -12,7 +12,7 @@ import pytest
 from exporter.cli import replay as whatif
 from exporter.cli.replay import Input, choose_contenders, open_recording, play
 from exporter.engine.facts.policy import Policy, StuckPolicy
-from exporter.settings import InvalidSettings
+from exporter.settings.document import InvalidSettings
 from exporter.text import write_instant
 from exporter.whatif import recording
 from exporter.whatif.account import BUILTIN

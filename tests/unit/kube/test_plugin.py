@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from exporter.kube import plugin
 from exporter.kube.account import Plugin
-from exporter.kube.kubeconfig import NoCredentials
+from exporter.kube.kubeconfig import Exec, NoCredentials, Variable
 from exporter.kube.plugin import Credential, PluginRun
 from tests.cluster import poll
 
@@ -25,16 +25,15 @@ ANSWER = json.dumps(
 
 async def run(script: str, mode: str = "Never", command: str = "sh") -> Credential:
     """Run a script as a plugin."""
-    described = Plugin(
-        where="config: user 'me'",
+    call = Exec(
+        api_version=VERSION,
         command=command,
         args=["-c", script],
-        env={"ANSWER": ANSWER},
-        api_version=VERSION,
+        env=[Variable(name="ANSWER", value=ANSWER)],
         install_hint="brew install it",
         interactive_mode=mode,
-        cluster=None,
     )
+    described = Plugin(where="config: user 'me'", exec=call, cluster=None)
     return await PluginRun(described, os.environ).run()
 
 

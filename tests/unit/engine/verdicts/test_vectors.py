@@ -16,7 +16,8 @@ from exporter.engine.facts.model import Checkpoint, Mismatch
 from exporter.engine.facts.policy import Verdict
 from exporter.engine.verdicts.rules import not_ours
 from exporter.kube.objects.kubevirt import Changed, Deleted, parse_event, parse_object
-from exporter.settings import InvalidSettings, read_settings
+from exporter.settings import read_settings
+from exporter.settings.document import InvalidSettings
 from tests.data.vectors import Kind, Probe, all_argument_cases, all_probes, all_refused
 from tests.support.builders import NOW
 from tests.support.stores import ClockedStore

@@ -41,8 +41,8 @@ from exporter.server.api.openapi import ROUTES, Route, write_openapi
 from exporter.server.api.schemas import BlockedAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
 from exporter.server.http.access import Access
+from exporter.server.http.answers import Repeatable
 from exporter.server.http.problems import Refusal
-from exporter.server.http.protocol import Repeatable
 from exporter.server.page.render import PAGE_HEADERS
 from exporter.settings import Limits, Settings
 from tests.cluster import PATIENCE
