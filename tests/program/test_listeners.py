@@ -22,10 +22,10 @@ from exporter.health import Health
 from exporter.server.http import listeners
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import CannotListen
-from exporter.server.http.connections import Connections
 from exporter.server.http.listeners import Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
 from tests.cluster import PATIENCE, poll
+from tests.program.test_protocol import serving
 from tests.support.certificates import write_certificate
 
 
@@ -150,14 +150,8 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
         return web.Response(body=bytes(2**26))
 
     answered = asyncio.Event()
-    server = web.Server(answer)
-    connections = Connections(
-        "query", server, Limits(request_timeout=0.5), ConnectionBudget(Counters())
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.0)
-        accepting = asyncio.create_task(connections.accept(listening, None))
-        with socket.create_connection(listening.getsockname(), timeout=PATIENCE) as caller:
+    async with serving(Counters(), answer, request_timeout=0.5) as (connections, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as caller:
             caller.sendall(REQUEST)
             async with asyncio.timeout(PATIENCE):
                 await answered.wait()
@@ -166,8 +160,6 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
                 return not connections.http.connections
 
             await poll(is_cut_off, what="an end of the connection")
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
 
 
 async def test_a_port_that_is_taken() -> None:
@@ -342,15 +334,6 @@ async def test_heads_are_bounded_in_all(size: int, answer: bytes, pipelined: byt
         writer.write(sent)
         answered = await asyncio.wait_for(reader.read(), PATIENCE)
     assert answer in answered.replace(b"HTTP/1.0", b"HTTP/1.1").rpartition(b"HTTP/1.1")[2]
-
-
-async def test_pipelined_requests_are_answered_in_turn() -> None:
-    """Pipelined requests are answered in their order."""
-    last = REQUEST.replace(b"x\r\n", b"x\r\nConnection: close\r\n")
-    async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
-        writer.write(REQUEST * 50 + last)
-        answered = await asyncio.wait_for(reader.read(), PATIENCE)
-    assert answered.count(b" 200 ") == 51
 
 
 async def test_no_version_is_told() -> None:

@@ -14,6 +14,7 @@ from exporter.counters import Counters
 from exporter.server.http import protocol
 from exporter.server.http.bodies import Parts
 from exporter.server.http.budget import BUDGET, ConnectionBudget
+from exporter.server.http.certificates import Certificates
 from exporter.server.http.connections import MOST_HEADERS, Connections
 from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Repeatable
 from exporter.settings import Limits
@@ -37,14 +38,17 @@ async def answer(request: web.BaseRequest) -> web.Response:
 
 @asynccontextmanager
 async def serving(
-    counters: Counters, handler: Handler = answer
+    counters: Counters,
+    handler: Handler = answer,
+    certificates: Certificates | None = None,
+    **limits: float,
 ) -> AsyncIterator[tuple[Connections, int]]:
-    """Serve `handler` during the block; yields the port."""
+    """Serve `handler` during the block; yields also the port."""
     server = web.Server(handler)
-    connections = Connections("query", server, Limits(), ConnectionBudget(counters))
+    connections = Connections("query", server, Limits(**limits), ConnectionBudget(counters))  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
-        accepting = asyncio.create_task(connections.accept(listening, None))
+        accepting = asyncio.create_task(connections.accept(listening, certificates))
         try:
             yield connections, listening.getsockname()[1]
         finally:
