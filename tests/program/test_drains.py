@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tests.cluster import poll
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.program.test_field import KUBEVIRT, read
 from tests.support.builders import rfc3339
 from tests.support.faulty_apiserver import FaultyApiServer
 from tests.support.field import FieldStore
-from tests.support.program import Program, program
+from tests.support.program import Program
 
 
 Object = dict[str, Any]
@@ -110,13 +110,10 @@ async def exporters(
         FaultyApiServer(cluster, bookmark_seconds=0.2) as server,
         AsyncExitStack() as stack,
     ):
-        login = str(open_kubeconfig(directory / "login", server.url))
-        running = []
-        for _ in range(count):
-            exporter = program(directory, "--kubeconfig", login, config=config)
-            running.append(await stack.enter_async_context(exporter))
-            await running[-1].ready()
-        yield running
+        yield [
+            await stack.enter_async_context(exporting(server.url, directory, **config))
+            for _ in range(count)
+        ]
 
 
 async def drain_of(exporter: Program, node: str = "n1") -> Any:

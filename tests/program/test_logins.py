@@ -138,19 +138,6 @@ async def test_sigterm_during_the_first_login(log_in_with: LoginFile, tmp_path: 
     await _until_ended(plugin)
 
 
-@pytest.mark.parametrize("written", ["good\n", " good\r\n"], ids=["newline", "crlf"])
-async def test_white_space_around_a_token(
-    simulated: SimulatedStage, log_in_with: LoginFile, tmp_path: Path, written: str
-) -> None:
-    """White space around a token is removed, as client-go does."""
-    token = tmp_path / "token"
-    token.write_text(written, newline="")
-    login = log_in_with({"tokenFile": str(token)})
-    simulated.server.tokens = ["good"]
-    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
-        await exporter.ready()
-
-
 @pytest.mark.parametrize(
     "written", ["go\0od", "go\r\nod", "\n", ""], ids=["nul", "crlf", "blank", "empty"]
 )

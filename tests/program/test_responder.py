@@ -17,8 +17,8 @@ from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
 from exporter.demo.store import EVICTION_REQUESTS, EVICTIONS, MIGRATIONS
 from tests.cluster import poll
-from tests.cluster.users import open_kubeconfig
-from tests.support.program import Program, program
+from tests.program.exporting import exporting
+from tests.support.program import Program
 
 
 NAMESPACE = "shop"
@@ -182,20 +182,18 @@ async def scene() -> AsyncIterator[Scene]:
 
 def exporter_of(scene: Scene, folder: Path, **requests: object) -> Any:
     """The program, which answers the EvictionRequests of a scene."""
-    login = str(open_kubeconfig(folder / f"login-{len(requests)}", scene.server.url))
-    config = {
+    config: dict[str, object] = {
         "evictionRequests": {"mode": "respond", **requests},
         "policy": {"migrationCooldown": "6s", "maxMigrationCooldown": "6s"},
         "kube": {"retryBackoff": "2s"},
     }
-    return program(folder, "--kubeconfig", login, config=config)
+    return exporting(scene.server.url, folder, **config)
 
 
 async def test_a_vm_in_its_cooldown_is_held_and_then_evicted(scene: Scene, tmp_path: Path) -> None:
     """Held with reason and time, evicted when the cooldown is over, followed until it has left."""
     await scene.start_vm("db1")
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         await scene.migrate("db1")
         left = scene.node_of("db1")
         scene.ask("db1")
@@ -220,8 +218,7 @@ async def test_a_vm_in_its_cooldown_is_held_and_then_evicted(scene: Scene, tmp_p
 async def test_kubernetes_evicts_after_the_hold(scene: Scene, tmp_path: Path) -> None:
     """With `evict: false` the responder completes after its hold."""
     await scene.start_vm("db1")
-    async with exporter_of(scene, tmp_path, evict=False) as exporter:
-        await exporter.ready()
+    async with exporter_of(scene, tmp_path, evict=False):
         await scene.migrate("db1")
         scene.ask("db1")
         await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
@@ -236,7 +233,6 @@ async def test_a_vm_that_would_be_stopped_is_left_to_kubernetes(
     """The exporter never evicts a VM without a strategy; the message says what happens."""
     await scene.start_vm("cache", strategy="None")
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         scene.ask("cache")
         await scene.until(lambda row: find_state(row, EVICTOR) == "Active", "Kubernetes' turn")
         asked = exporter.events("eviction_asked_for")
@@ -251,7 +247,6 @@ async def test_what_is_withdrawn_is_cancelled(scene: Scene, tmp_path: Path) -> N
     await scene.start_vm("failing")
     await scene.migrate("failing")
     async with exporter_of(scene, tmp_path, cancel=True) as exporter:
-        await exporter.ready()
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
         scene.withdraw(request)
@@ -267,7 +262,6 @@ async def test_what_is_withdrawn_is_said(scene: Scene, tmp_path: Path) -> None:
     await scene.start_vm("failing")
     await scene.migrate("failing")
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
         followed = await scene.until(
@@ -297,12 +291,10 @@ async def test_another_process_goes_on_with_a_hold(scene: Scene, tmp_path: Path)
     await scene.migrate("db1")
     (tmp_path / "next").mkdir()
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         scene.ask("db1")
         await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
         await exporter.end()
     async with exporter_of(scene, tmp_path / "next") as exporter:
-        await exporter.ready()
         ended = await scene.until(is_true("TargetEvicted"), "the end")
         blocks = await exporter.sample(BLOCKS, reason="cooldown", namespace=NAMESPACE)
     assert find_state(ended) == "Completed"
