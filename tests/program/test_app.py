@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 
 from exporter.errors import Exit
-from tests.cluster import PATIENCE, VMIS, poll
+from tests.cluster import PATIENCE, VMIS
 from tests.cluster.users import open_kubeconfig, secure_kubeconfig
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import ANYWHERE, Program, program
 from tests.support.relay import Gate
@@ -138,11 +139,9 @@ class TestExits:
         """SIGTERM and Ctrl-C end the exporter with 0 while it waits for KubeVirt."""
         simulated.server.answer(VMIS.plural, 404)
         async with program(tmp_path, *login, config={"kube": {"waitForKubeVirt": True}}) as waiting:
-
-            async def waits() -> bool:
-                return bool(waiting.events("waiting_for_kubevirt"))
-
-            await poll(waits, what="waiting for KubeVirt")
+            await wait_until(
+                lambda: waiting.events("waiting_for_kubevirt"), what="waiting for KubeVirt"
+            )
             assert await waiting.end(number) == Exit.OK
         assert "Traceback" not in waiting.output
 

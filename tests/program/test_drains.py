@@ -11,6 +11,7 @@ import pytest
 from tests.cluster import poll
 from tests.program.exporting import exporting
 from tests.program.test_field import KUBEVIRT, read
+from tests.program.waiting import wait_until
 from tests.support.builders import rfc3339
 from tests.support.faulty_apiserver import FaultyApiServer
 from tests.support.field import FieldStore
@@ -186,14 +187,9 @@ async def test_a_left_over_is_no_drain(
             await running[0].end()
     if replicas == 1:
         # A restart after the request, which is dated two seconds ahead.
-        await poll(lambda: is_past(asked_at), what="the time of the request")
+        await wait_until(lambda: time.time() > asked_at, what="the time of the request")
         async with exporters(tmp_path, cluster, **config) as (exporter,):
             await check_left_over(exporter)
-
-
-async def is_past(at: float) -> bool:
-    """Whether this time has passed."""
-    return time.time() > at
 
 
 async def check_next_cordon(cluster: Cluster, running: list[Program]) -> None:

@@ -26,6 +26,7 @@ from exporter.server.http.listeners import Listener
 from exporter.settings import AuthSettings, Limits, Tls, parse_address
 from tests.cluster import PATIENCE, poll
 from tests.program.test_protocol import serving
+from tests.program.waiting import wait_until
 from tests.support.certificates import write_certificate
 
 
@@ -156,10 +157,9 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
             async with asyncio.timeout(PATIENCE):
                 await answered.wait()
 
-            async def is_cut_off() -> bool:
-                return not connections.http.connections
-
-            await poll(is_cut_off, what="an end of the connection")
+            await wait_until(
+                lambda: not connections.http.connections, what="an end of the connection"
+            )
 
 
 async def test_a_port_that_is_taken() -> None:
@@ -188,11 +188,15 @@ async def test_tls_on_ports_and_not_on_sockets(
             assert await ask(urls[0], authorities[0]) == "ok"
             assert await ask(urls[1]) == "ok"
             tls.cert_file.write_text("garbage")
-            await poll(lambda: logged(logs, "certificate_not_renewed"), what="the error in the log")
+            await wait_until(
+                lambda: logged(logs, "certificate_not_renewed"), what="the error in the log"
+            )
             assert await ask(urls[0], authorities[0]) == "ok"
             shutil.copy(str(other.cert_file), tls.cert_file)
             shutil.copy(str(other.key_file), tls.key_file)
-            await poll(lambda: logged(logs, "certificate_renewed"), what="the renewal in the log")
+            await wait_until(
+                lambda: logged(logs, "certificate_renewed"), what="the renewal in the log"
+            )
             assert await ask(urls[0], authorities[1]) == "ok"
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
@@ -231,7 +235,7 @@ async def answers_ok(url: str, authority: Path) -> bool:
         return False
 
 
-async def logged(logs: list[Any], event: str) -> bool:
+def logged(logs: list[Any], event: str) -> bool:
     """Whether this event was logged."""
     return any(log["event"] == event for log in logs)
 

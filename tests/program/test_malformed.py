@@ -6,10 +6,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.cluster import poll
 from tests.program.exporting import exporting
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import Program
 from tests.support.serving import serving
 
 
@@ -32,7 +31,7 @@ async def test_malformed_answers_of_the_api_server(
     app.router.add_route("*", "/{path:.*}", answer)
     config = {"events": True, "auth": {"query": "kubernetes"}}
     async with serving(app) as url, exporting(url, tmp_path, **config) as exporter:
-        await poll(lambda: has_logged(exporter, "lease_unreachable"), what="the Lease")
+        await wait_until(lambda: exporter.events("lease_unreachable"), what="the Lease")
         headers = {"Authorization": "Bearer token"}
         async with (
             aiohttp.ClientSession(headers=headers) as session,
@@ -41,8 +40,3 @@ async def test_malformed_answers_of_the_api_server(
             assert answered.status == 503
         assert len(exporter.events("lease_unreachable")) == 1
         assert await exporter.end() == 0
-
-
-async def has_logged(exporter: Program, event: str) -> bool:
-    """Whether this event is in the log."""
-    return bool(exporter.events(event))

@@ -18,7 +18,8 @@ from exporter.server.http.certificates import Certificates
 from exporter.server.http.connections import MOST_HEADERS, Connections
 from exporter.server.http.protocol import LONGEST_LINE, LONGEST_REPEATED, Repeatable
 from exporter.settings import Limits
-from tests.cluster import PATIENCE, poll
+from tests.cluster import PATIENCE
+from tests.program.waiting import wait_until
 
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -117,10 +118,11 @@ async def test_answers_that_nobody_reads_have_one_bound() -> None:
             )
             caller.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
 
-        async def is_closed() -> bool:
-            return counters.rejected_connections["query"] > 0
-
-        await poll(is_closed, what="an end of one connection", within=10)
+        await wait_until(
+            lambda: counters.rejected_connections["query"] > 0,
+            what="an end of one connection",
+            within=10,
+        )
 
 
 async def test_the_limits_of_aiohttp() -> None:

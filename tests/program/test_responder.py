@@ -16,9 +16,9 @@ from exporter.demo.kubectl import DemoApiServer
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
 from exporter.demo.store import EVICTION_REQUESTS, EVICTIONS, MIGRATIONS
-from tests.cluster import poll
 from tests.program.exporting import exporting
-from tests.support.program import Program
+from tests.program.waiting import wait_until
+from tests.unit.demo.lab import ask, withdraw
 
 
 NAMESPACE = "shop"
@@ -72,9 +72,8 @@ class Scene:
         self.cluster.create_vmi(
             objects.build_vmi(NAMESPACE, name, strategy=strategy, annotations={})
         )
-        await poll(
-            lambda: self._holds(lambda: objects.is_true(self._vmi(name), "LiveMigratable")),
-            what=f"{name} runs",
+        await wait_until(
+            lambda: objects.is_true(self._vmi(name), "LiveMigratable"), what=f"{name} runs"
         )
 
     async def migrate(self, name: str) -> None:
@@ -92,33 +91,20 @@ class Scene:
             vmim = self.cluster.store.get(MIGRATIONS, NAMESPACE, f"move-{name}")
             return self.node_of(name) != left and objects.is_final(vmim)
 
-        await poll(lambda: self._holds(has_ended), what="a migration")
+        await wait_until(has_ended, what="a migration")
 
     def ask(self, name: str, requester: str = "example.com/drain") -> str:
         """Create the EvictionRequest of this requester for the VM's pod; returns its name."""
-        pod = self.cluster.launcher(NAMESPACE, name)
-        assert pod is not None
-        target = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        made = {
-            "metadata": {"namespace": NAMESPACE, "name": f"{name}-{requester.rpartition('/')[2]}"},
-            "spec": {"requester": requester, "intent": "Eviction", "target": {"pod": target}},
-        }
-        request = self.cluster.store.create(EVICTION_REQUESTS, made)
-        return str(request["metadata"]["name"])
-
-    def withdraw(self, request: str) -> None:
-        """Withdraw an EvictionRequest."""
-        changes = {"spec": {"intent": "Withdrawn"}}
-        self.cluster.store.patch(EVICTION_REQUESTS, NAMESPACE, request, changes)
+        return ask(self.cluster, name, requester)
 
     async def until(self, holds: Any, what: str) -> Object:
         """Wait until the only Eviction is so; returns it."""
 
-        async def attempt() -> Object | None:
+        def attempt() -> Object | None:
             evictions = [*self.cluster.store.objects(EVICTIONS)]
             return evictions[0] if evictions and holds(evictions[0]) else None
 
-        return await poll(attempt, what=what)
+        return await wait_until(attempt, what=what)
 
     def node_of(self, name: str) -> str:
         """The node of a VM."""
@@ -132,10 +118,6 @@ class Scene:
         vmi = self.cluster.vmi(NAMESPACE, name)
         assert vmi is not None
         return vmi
-
-    @staticmethod
-    async def _holds(check: Any) -> bool:
-        return bool(check())
 
     def _record_messages(self) -> None:
         for eviction in self.cluster.store.objects(EVICTIONS):
@@ -199,7 +181,7 @@ async def test_a_vm_in_its_cooldown_is_held_and_then_evicted(scene: Scene, tmp_p
         scene.ask("db1")
         second = scene.ask("db1", "example.com/upgrade")
         held = await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
-        scene.withdraw(second)
+        withdraw(scene.cluster, second)
         assert (await exporter.get("/v1/status"))[1]["responder"]["turns"] == 1
         ended = await scene.until(is_true("TargetEvicted"), "the end")
         blocks = await exporter.sample(BLOCKS, reason="cooldown", namespace=NAMESPACE)
@@ -249,11 +231,13 @@ async def test_what_is_withdrawn_is_cancelled(scene: Scene, tmp_path: Path) -> N
     async with exporter_of(scene, tmp_path, cancel=True) as exporter:
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
-        scene.withdraw(request)
-        await poll(lambda: _is_unmarked(scene, "failing"), what="no marker")
-        cancelled = await poll(lambda: _find(exporter, "evacuation_cancelled"), what="the log")
+        withdraw(scene.cluster, request)
+        await wait_until(lambda: not scene.marker_of("failing"), what="no marker")
+        cancelled = await wait_until(
+            lambda: exporter.events("evacuation_cancelled"), what="the log"
+        )
         evacuations = (await exporter.get("/v1/evacuations"))[1]["evacuations"]
-    assert cancelled["withdrawn"] == ["example.com/drain"]
+    assert cancelled[0]["withdrawn"] == ["example.com/drain"]
     assert evacuations == []
 
 
@@ -268,10 +252,10 @@ async def test_what_is_withdrawn_is_said(scene: Scene, tmp_path: Path) -> None:
             lambda eviction: "leaves" in find_entry(eviction)["message"], "the state"
         )
         asked = (await exporter.get(FAILING))[1]["evacuation"]
-        scene.withdraw(request)
+        withdraw(scene.cluster, request)
         left = await exporter.until(FAILING, lambda _, vm: (vm["evacuation"] or {}).get("leftover"))
         scene.cluster.store.delete(EVICTION_REQUESTS, NAMESPACE, request)
-        await poll(lambda: _has_none(scene), what="no Eviction")
+        await wait_until(lambda: not [*scene.cluster.store.objects(EVICTIONS)], what="no Eviction")
         deleted = await exporter.until(FAILING, lambda _, vm: vm["evacuation"] is not None)
     step, node = left["evacuation"]["nextStep"], left["evacuation"]["evacuationNodeName"]
     assert find_entry(followed)["message"].startswith(f"{NAMESPACE}/failing leaves {node}: ")
@@ -300,15 +284,3 @@ async def test_another_process_goes_on_with_a_hold(scene: Scene, tmp_path: Path)
     assert find_state(ended) == "Completed"
     assert sum("may not be moved now" in message for message in scene.messages) == 1
     assert blocks == 0
-
-
-async def _is_unmarked(scene: Scene, name: str) -> bool:
-    return not scene.marker_of(name)
-
-
-async def _find(exporter: Program, event: str) -> dict[str, Any] | None:
-    return next(iter(exporter.events(event)), None)
-
-
-async def _has_none(scene: Scene) -> bool:
-    return not [*scene.cluster.store.objects(EVICTIONS)]

@@ -225,16 +225,6 @@ async def test_explain_finds_the_namespace_of_a_name() -> None:
     )
 
 
-async def test_status_answers(exporter: str) -> None:
-    """`status` asks the exporter whose URL is in the environment."""
-    code, out, err = await run_command("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
-
-    assert (code, err) == (Exit.OK, "")
-    assert out.startswith("Healthy")
-    assert "shop/db1" in out
-    assert "shop/db2" in out
-
-
 async def test_json_is_the_api_s_own(exporter: str) -> None:
     """`--json` prints the API's answers; `status --json` prints three answers."""
     _, vmi, _ = await run_command("explain", "--json", "--url", exporter, "shop/db1")

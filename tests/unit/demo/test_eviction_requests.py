@@ -12,7 +12,7 @@ from exporter.demo.objects import Object, format_time
 from exporter.demo.plan import Fate
 from exporter.demo.status import StatusError
 from exporter.demo.store import EVICTION_REQUESTS, EVICTIONS
-from tests.unit.demo.lab import Lab
+from tests.unit.demo.lab import Lab, ask, withdraw
 
 
 RECORDED = Path(__file__).parents[2] / "data" / "evictions"
@@ -37,24 +37,9 @@ class RequestLab(Lab):
                 ),
             )
 
-    def ask(self, requester: str) -> None:
-        """Make an EvictionRequest for the VM's pod."""
-        pod = self.cluster.launcher("shop", "db1")
-        assert pod is not None
-        target = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        self.cluster.store.create(
-            EVICTION_REQUESTS,
-            {
-                "metadata": {"namespace": "shop", "name": requester.partition("/")[2]},
-                "spec": {"requester": requester, "intent": "Eviction", "target": {"pod": target}},
-            },
-        )
-
-    def withdraw(self, requester: str) -> None:
-        """Withdraw an EvictionRequest."""
-        name = requester.partition("/")[2]
-        changes = {"spec": {"intent": "Withdrawn"}}
-        self.cluster.store.patch(EVICTION_REQUESTS, "shop", name, changes)
+    def ask(self, requester: str = DRAIN) -> str:
+        """Make an EvictionRequest for the VM's pod; returns its name."""
+        return ask(self.cluster, "db1", requester)
 
     def evictions(self) -> list[Object]:
         """All Evictions."""
@@ -90,14 +75,13 @@ def play(case: str) -> RequestLab:
     lab = RequestLab(
         **({"type": "LiveMigratable", "status": "False"} if case == "not-migratable" else {})
     )
-    lab.ask(DRAIN)
-    if "withdrawn" in case:
-        lab.ask(UPGRADE)
+    first = lab.ask()
+    second = lab.ask(UPGRADE) if "withdrawn" in case else ""
     lab.run(5)
-    if "withdrawn" in case:
-        lab.withdraw(DRAIN)
+    if second:
+        withdraw(lab.cluster, first)
     if case == "withdrawn":
-        lab.withdraw(UPGRADE)
+        withdraw(lab.cluster, second)
     lab.run(90 if case == "left" else 5)
     return lab
 
@@ -112,7 +96,7 @@ def test_the_same_as_recorded(case: str) -> None:
 def test_a_responder_that_completes_is_followed_by_the_next() -> None:
     """The one with the highest priority comes first."""
     lab = RequestLab(HOLD)
-    lab.ask(DRAIN)
+    lab.ask()
     lab.run(1)
     assert lab.states() == ["Active", "Inactive"]
     now = format_time(lab.cluster.instant)
@@ -126,7 +110,7 @@ def test_a_responder_that_completes_is_followed_by_the_next() -> None:
 def test_a_responder_that_is_silent_is_passed_over() -> None:
     """After 20 minutes."""
     lab = RequestLab(HOLD)
-    lab.ask(DRAIN)
+    lab.ask()
     lab.run(19 * 60)
     assert lab.states() == ["Active", "Inactive"]
     lab.run(2 * 60)
@@ -136,9 +120,9 @@ def test_a_responder_that_is_silent_is_passed_over() -> None:
 def test_after_a_deleted_request_its_eviction_is_gone() -> None:
     """It is cancelled first."""
     lab = RequestLab(HOLD)
-    lab.ask(DRAIN)
+    request = lab.ask()
     lab.run(1)
-    lab.cluster.store.delete(EVICTION_REQUESTS, "shop", "drain")
+    lab.cluster.store.delete(EVICTION_REQUESTS, "shop", request)
     lab.run(0.25)
     assert lab.states() == ["Canceled", "Inactive"]
     lab.run(0.5)
@@ -156,7 +140,7 @@ def test_after_a_deleted_request_its_eviction_is_gone() -> None:
 def test_what_the_server_refuses(entry: dict[str, Any], refusal: str) -> None:
     """An entry keeps its heartbeat, which only grows, and only the active one changes."""
     lab = RequestLab(HOLD)
-    lab.ask(DRAIN)
+    lab.ask()
     lab.run(1)
     lab.write(heartbeatTime=format_time(lab.cluster.instant))
     with pytest.raises(StatusError, match=refusal):

@@ -14,7 +14,7 @@ from exporter.engine.facts.model import Outcome, Resource, Trigger
 from exporter.kube import migration_log
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import parse_object
-from tests.cluster.polling import poll
+from tests.program.waiting import wait_until
 from tests.support.builders import (
     NOW,
     Json,
@@ -278,10 +278,7 @@ async def test_a_record_waits_for_the_copied_state(
         watcher.see(resource, document)
     assert watcher.count() == {}
 
-    async def is_counted() -> bool:
-        return bool(watcher.count())
-
-    await poll(is_counted, what="the count")
+    await wait_until(watcher.count, what="the count")
     assert watcher.count() == {("manual", "other"): 1}
 
 
