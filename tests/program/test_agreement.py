@@ -20,10 +20,12 @@ from msgspec.structs import replace
 from exporter.app import build_service
 from exporter.cli.explain import show_vmi
 from exporter.counters import Counters
+from exporter.engine.evacuations.drain_outcomes import DrainOutcome
 from exporter.engine.facts.changes import Listed, NodesSeen, Observed, Removed
 from exporter.engine.facts.evidence import SavedVmi
 from exporter.engine.facts.model import (
     DRAIN_TAINT,
+    Checkpoint,
     Fact,
     KubeVirtSettings,
     MigrationState,
@@ -38,6 +40,7 @@ from exporter.engine.facts.model import (
 )
 from exporter.engine.store.store import Store
 from exporter.health import Health, list_watches
+from exporter.server.api.schemas import VmiAnswer
 from exporter.server.page.handlers import answer_page
 from exporter.settings import Limits, Settings
 from exporter.words.evacuations import LEFT_OVER
@@ -365,6 +368,8 @@ async def read(replica: Replica) -> SimpleNamespace:
     evacuations = await service.describe_evacuations(snapshot)
     count = await service.count_outcomes(snapshot)
     forecasts = await service.forecast_nodes(count, {})
+    status = service.describe_status({}, count.counts, now).vmis
+    assert status is not None
     parts, _ = await service.render_metrics("")
     series = [
         (name, dict(_LABEL.findall(labels)), float(value))
@@ -375,6 +380,8 @@ async def read(replica: Replica) -> SimpleNamespace:
     vmis = {key[1]: service.describe_vmi(*key, now) for key in replica.store.keys()}  # noqa: SIM118
     return SimpleNamespace(
         now=now,
+        status=status,
+        blocked=(await service.blocked.read(None)).entries,
         evacuations=evacuations.evacuations,
         forecasts={forecast.node: forecast for forecast in forecasts},
         nodes={node: service.describe_node(node, now) for node in replica.store.nodes if node},
@@ -410,9 +417,19 @@ async def find_contradictions(world: World, replica: Replica) -> list[str]:
 def compare_vms(answers: SimpleNamespace, world: World, findings: Findings) -> None:
     """What the answers say of single VMs."""
     findings.compare("VMs in /v1/vmis and in the cluster", answers.vmis.keys(), world.vmis.keys())
+    blocked = {(o.name, o.checkpoint): (o.reason, o.not_before) for o in answers.blocked}
     evacuating = {evacuation.name: evacuation for evacuation in answers.evacuations}
     for name, vmi in answers.vmis.items():
         findings.compare(f"{name}, alone and in the list", vmi.evacuation, evacuating.get(name))
+        for checkpoint, verdict in (
+            (Checkpoint.FILTER, vmi.verdicts.filter),
+            (Checkpoint.PRE_EVICTION, vmi.verdicts.pre_eviction),
+        ):
+            held = blocked.get((name, checkpoint), (None, None))
+            findings.compare(f"{name} at {checkpoint}", (verdict.reason, verdict.not_before), held)
+            is_leaving, is_stuck = vmi.evacuation is not None, _is_stuck(vmi)
+            findings.compare(f"{name} leaves", verdict.evacuating, is_leaving)
+            findings.compare(f"{name} stuck", verdict.stuck, is_stuck)
         is_left = vmi.evacuation is not None and vmi.evacuation.leftover
         findings.compare(f"{name} left over", LEFT_OVER in show_vmi(vmi, PIPED), is_left)
         if vmi.cooldown is not None:
@@ -420,6 +437,11 @@ def compare_vms(answers: SimpleNamespace, world: World, findings: Findings) -> N
             findings.expect(f"{name} took {took} s, at most {most}", holds=took <= most)
     left = sum(evacuation.leftover for evacuation in answers.evacuations)
     findings.compare("left over on the page", answers.page.count('data-field="leftover"'), left)
+
+
+def _is_stuck(vmi: VmiAnswer) -> bool:
+    trouble = vmi.evacuation or vmi.move
+    return trouble is not None and trouble.stuck
 
 
 def compare_drains(answers: SimpleNamespace, replica: Replica, findings: Findings) -> None:
@@ -437,6 +459,7 @@ def compare_drains(answers: SimpleNamespace, replica: Replica, findings: Finding
         for name, labels, value in answers.series
         if name.startswith("kubevirt_node_drain_")
     }
+    outcomes: dict[str, DrainOutcome] = {}
     for node, answer in answers.nodes.items():
         drain, forecast = answer.drain, answers.forecasts[node].progress
         kept = [vm for vm in answer.candidates if vm.outcome in ("stays", "fails")]
@@ -463,6 +486,12 @@ def compare_drains(answers: SimpleNamespace, replica: Replica, findings: Finding
             )
             is_right = stuck or bool(kept) or idle >= LONGEST_IDLE
             findings.expect(f"{node} is stuck for a reason", holds=is_right)
+        outcomes |= {vm.name: vm.outcome for vm in answer.candidates}
+    drains = {name: vmi.drain for name, vmi in answers.vmis.items() if vmi.node}
+    findings.compare("outcomes of VMs and of nodes", drains, outcomes)
+    counts = dict.fromkeys(DrainOutcome, 0) | Counter(outcomes.values())
+    findings.compare("outcomes of VMs and of the status", answers.status.drain, counts)
+    findings.compare("VMs of the status", answers.status.known, len(outcomes))
     findings.compare(
         "drains of other nodes", {node for _, node in gauges} - answers.nodes.keys(), set()
     )

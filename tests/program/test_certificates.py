@@ -16,11 +16,10 @@ import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
-from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import CannotListen, Certificates
-from exporter.server.http.connections import Connections
-from exporter.settings import Limits, MinVersion, Tls, TlsVersions
+from exporter.settings import MinVersion, Tls, TlsVersions
 from tests.cluster import PATIENCE
+from tests.program import test_protocol
 from tests.support.certificates import lock_key, write_certificate
 
 
@@ -39,24 +38,16 @@ def tls_of(directory: Path, *, callers: Path | None = None, name: str = "localho
     return Tls(directory / f"{name}.crt", directory / f"{name}.key", callers)
 
 
+async def answer_ok(_: web.BaseRequest) -> web.Response:
+    """Answer ok."""
+    return web.Response(text="ok")
+
+
 @asynccontextmanager
 async def serving(certificates: Certificates) -> AsyncIterator[int]:
     """Run a server that answers ok; yields its port."""
-
-    async def answer_ok(_: web.BaseRequest) -> web.Response:
-        return web.Response(text="ok")
-
-    server = web.Server(answer_ok)
-    connections = Connections("query", server, Limits(), ConnectionBudget(Counters()))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.0)
-        accepting = asyncio.create_task(connections.accept(listening, certificates))
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)
-            await connections.close(0.0)
+    async with test_protocol.serving(Counters(), answer_ok, certificates) as (_, port):
+        yield port
 
 
 def trusting(directory: Path, client: Path | None = None) -> ssl.SSLContext:

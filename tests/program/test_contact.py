@@ -7,9 +7,8 @@ import pytest
 from aiohttp import web
 
 from tests.cluster import VMIS, vmi
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import program
 from tests.support.serving import serving
 
 
@@ -43,16 +42,13 @@ async def test_an_answer_that_is_no_watch_is_no_contact(
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     config = {"kube": {"staleAfter": "3s", "readTimeout": "2s"}}
-    async with serving(app) as url:
-        login = open_kubeconfig(tmp_path / "login", url)
-        async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-            await exporter.ready()
-            lies = True
-            simulated.server.cut()
-            began = datetime.now(UTC)
-            state = await exporter.until("/v1/status", lambda _, seen: seen["staleness"] != "fresh")
-            (vmis,) = (row for row in state["resources"] if row["resource"] == VMIS.plural)
-            assert datetime.fromisoformat(vmis["contactAt"]) <= began
-            assert vmis["trouble"]
-            tries = len(exporter.events("watch_broke"))
-            assert 0 < tries < MOST_TRIES, "there is a backoff"
+    async with serving(app) as url, exporting(url, tmp_path, **config) as exporter:
+        lies = True
+        simulated.server.cut()
+        began = datetime.now(UTC)
+        state = await exporter.until("/v1/status", lambda _, seen: seen["staleness"] != "fresh")
+        (vmis,) = (row for row in state["resources"] if row["resource"] == VMIS.plural)
+        assert datetime.fromisoformat(vmis["contactAt"]) <= began
+        assert vmis["trouble"]
+        tries = len(exporter.events("watch_broke"))
+        assert 0 < tries < MOST_TRIES, "there is a backoff"

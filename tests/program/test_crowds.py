@@ -20,6 +20,7 @@ import pytest
 from exporter.server.http.budget import BUDGET
 from tests.cluster import PATIENCE, poll
 from tests.cluster.users import open_kubeconfig
+from tests.program.waiting import wait_until
 from tests.support.admission import PATH
 from tests.support.api_servers import SimulatedStage
 from tests.support.certificates import write_certificate
@@ -84,10 +85,7 @@ class Exporter:
             writer.transport.abort()
         self.held.clear()
 
-        async def is_alone() -> bool:
-            return self.sockets() < AT_ONCE
-
-        await poll(is_alone, what="the end of the connections")
+        await wait_until(lambda: self.sockets() < AT_ONCE, what="the end of the connections")
 
     async def request(self, method: str, url: str, **options: object) -> int:
         """Send a request on a connection of its own; returns the status."""
@@ -263,11 +261,8 @@ async def test_what_is_not_a_whole_request_has_one_bound(
     assert await exporter.request("GET", exporter.program.metrics + "/livez") == 200
     await exporter.leave()
 
-    async def is_given_back() -> bool:
-        return exporter.resident() - before < SLACK
-
     with suppress(TimeoutError):
-        await poll(is_given_back, what="the memory", within=5)
+        await wait_until(lambda: exporter.resident() - before < SLACK, what="the memory", within=5)
     after = exporter.resident()
     prove(f"{495 * times} {kind}: {before:.0f} MiB before, {most:.0f} at most, {after:.0f} after")
     assert most - before < BUDGET / MIB + SLACK

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import VMIS, poll, vmi
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.support.api_servers import SimulatedStage
 from tests.support.history_files import BRISK, until_written
-from tests.support.program import Program, program
+from tests.support.program import Program
 
 
 ENDED = "kubevirt_eviction_exporter_evacuations_total"
@@ -32,7 +32,6 @@ async def test_each_end_is_counted_once(
     """Metrics and log agree, and each end that the exporter saw is counted once."""
     chance = random.Random(54)
     namespace = await simulated.make_namespace()
-    login = str(open_kubeconfig(tmp_path / "login", simulated.url))
     config = {"history": f"file:{tmp_path / 'history'}", "kube": BRISK}
     counted: Counter[str] = Counter()
 
@@ -44,8 +43,7 @@ async def test_each_end_is_counted_once(
     for name in VMS:
         await simulated.admin.create(VMIS, vmi(name, namespace))
     for kill in range(kills):
-        async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-            await exporter.ready()
+        async with exporting(simulated.url, tmp_path, **config) as exporter:
             await mark(VMS, "n1")
             await exporter.until(
                 "/v1/evacuations", lambda _, body: len(body["evacuations"]) == len(VMS)
@@ -60,8 +58,7 @@ async def test_each_end_is_counted_once(
             await exporter.process.wait()
             counted += logged(exporter)
         await mark(UNSEEN, "")
-    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-        await exporter.ready()
+    async with exporting(simulated.url, tmp_path, **config) as exporter:
         await until_written(exporter)
         assert not logged(exporter)
 

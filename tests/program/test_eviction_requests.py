@@ -8,9 +8,8 @@ import pytest
 
 from tests.cluster import VMIS, launcher_pod, vmi
 from tests.cluster.resources import EVICTIONS, PODS
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import program
 
 
 RECORDED = Path(__file__).parents[1] / "data" / "evictions" / "moving.json"
@@ -30,10 +29,8 @@ async def test_who_asks_for_a_vm_is_shown(simulated: SimulatedStage, tmp_path: P
     namespace = await simulated.make_namespace()
     made = await simulated.admin.create(VMIS, vmi("db1", namespace))
     pod = await simulated.admin.create(PODS, launcher_pod(made))
-    login = str(open_kubeconfig(tmp_path / "login", simulated.url))
     config = {"evictionRequests": {"mode": "observe", "deschedulers": ["example.com/drain"]}}
-    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-        await exporter.ready()
+    async with exporting(simulated.url, tmp_path, **config) as exporter:
         eviction = await simulated.admin.create(EVICTIONS, an_eviction(pod))
         path = f"/v1/vmis/{namespace}/db1"
         answer = await exporter.until(path, lambda _, vm: vm["evictionRequest"] is not None)
@@ -59,10 +56,8 @@ async def test_an_api_that_is_not_served(
 ) -> None:
     """Only an operator who asked for Evictions is told that they are not served."""
     simulated.server.answer(EVICTIONS.plural, 404)
-    login = str(open_kubeconfig(tmp_path / "login", simulated.url))
     config = {"evictionRequests": {"mode": mode}} if mode else {}
-    async with program(tmp_path, "--kubeconfig", login, config=config) as exporter:
-        await exporter.ready()
+    async with exporting(simulated.url, tmp_path, **config) as exporter:
         _, status = await exporter.get("/v1/status")
         if is_missed:
             status = await exporter.until("/v1/status", lambda _, seen: bool(seen["blindSpots"]))

@@ -18,11 +18,11 @@ from exporter.demo.store import KUBEVIRTS
 from exporter.engine.facts.placement import HOSTNAME
 from exporter.errors import Exit
 from tests.cluster import poll
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.support.commands import run_command
 from tests.support.faulty_apiserver import FaultyApiServer
 from tests.support.field import FIELD, FieldStore, read_steps
-from tests.support.program import Program, program
+from tests.support.program import Program
 
 
 KUBEVIRT = {
@@ -283,11 +283,11 @@ async def playing(directory: Path, store: FieldStore) -> AsyncIterator[Program]:
     """An exporter on an API server with these objects, and a KubeVirt object with its defaults."""
     if not store.caches[KUBEVIRTS].entries:
         store.apply("kubevirts", KUBEVIRT)
-    async with FaultyApiServer(store, bookmark_seconds=0.2) as server:
-        login = open_kubeconfig(directory / "login", server.url)
-        async with program(directory, "--kubeconfig", str(login)) as exporter:
-            await exporter.ready()
-            yield exporter
+    async with (
+        FaultyApiServer(store, bookmark_seconds=0.2) as server,
+        exporting(server.url, directory) as exporter,
+    ):
+        yield exporter
 
 
 async def read(exporter: Program, *words: str) -> tuple[str, int]:

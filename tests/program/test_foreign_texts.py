@@ -7,9 +7,8 @@ import pytest
 from aiohttp import web
 
 from tests.cluster import VMIS, vmi
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import program
 from tests.support.serving import serving
 
 
@@ -49,15 +48,12 @@ async def test_a_huge_text_is_logged_once_and_cut(
     await simulated.admin.create(VMIS, vmi("a", namespace))
     app = web.Application()
     app.router.add_get("/{path:.*}", respond)
-    async with serving(app) as url:
-        login = open_kubeconfig(tmp_path / "login", url)
-        async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
-            await exporter.ready()
-            before = len(exporter.output)
-            lies = True
-            simulated.server.cut(VMIS.plural)
-            await exporter.until("/v1/status", lambda *_: asked >= TRIES)
-            output = exporter.output[before:]
+    async with serving(app) as url, exporting(url, tmp_path) as exporter:
+        before = len(exporter.output)
+        lies = True
+        simulated.server.cut(VMIS.plural)
+        await exporter.until("/v1/status", lambda *_: asked >= TRIES)
+        output = exporter.output[before:]
 
     assert len(output) < 10_000, "bytes of log"
     lines = [line for line in output.splitlines() if VMIS.plural in line and "warning" in line]

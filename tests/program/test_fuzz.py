@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from tests.cluster import VMIS, poll, vmi
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
 from tests.unit.kube.objects.test_kubevirt import raw
@@ -92,9 +92,7 @@ async def test_a_cluster_that_means_harm(simulated: SimulatedStage, tmp_path: Pa
     namespace = await simulated.make_namespace()
     for name in ("good-1", "good-2"):
         await simulated.admin.create(VMIS, vmi(name, namespace))
-    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
-    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
-        await exporter.ready()
+    async with exporting(simulated.url, tmp_path) as exporter:
         for name, value in hostile().items():
             line = b'{"type":"ADDED","object":%s}\n' % raw(value)
             assert simulated.server.inject(line, VMIS.plural), name
@@ -129,10 +127,7 @@ async def test_many_clients_while_the_watch_breaks(
     namespace = await simulated.make_namespace()
     for number in range(200):
         await simulated.admin.create(VMIS, vmi(f"vm-{number}", namespace))
-    config = {"limits": {"connections": 1000}}
-    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
-    async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-        await exporter.ready()
+    async with exporting(simulated.url, tmp_path, limits={"connections": 1000}) as exporter:
         before = exporter.resident() // 2**20
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as tasks:

@@ -11,11 +11,12 @@ import aiohttp
 import pytest
 
 from exporter.demo.store import VMIS
-from tests.cluster import poll, vmi
-from tests.cluster.users import open_kubeconfig
+from tests.cluster import vmi
+from tests.program.exporting import exporting
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
 from tests.support.lives import ended_state
-from tests.support.program import Program, program
+from tests.support.program import Program
 
 
 Prove: TypeAlias = Callable[[str], None]
@@ -45,9 +46,7 @@ async def test_an_answer_that_was_read_takes_no_memory(
     for number in range(vmis):
         status = {"migrationState": ended_state(f"m-{number}", now - 30, now)}
         simulated.server.store.create(VMIS, vmi(f"vm-{number}", namespace, status=status))
-    login = open_kubeconfig(tmp_path / "kubeconfig", simulated.url)
-    async with program(tmp_path, "--kubeconfig", str(login)) as exporter, AsyncExitStack() as idle:
-        await exporter.ready()
+    async with exporting(simulated.url, tmp_path) as exporter, AsyncExitStack() as idle:
         assert await exporter.sample(OBJECTS, resource=VMIS.plural) == vmis
         before = most = exporter.resident() / MIB
         scraping = asyncio.gather(
@@ -58,11 +57,10 @@ async def test_an_answer_that_was_read_takes_no_memory(
             most = max(most, exporter.resident() / MIB)
         size = max(scraping.result()) / MIB
 
-        async def is_given_back() -> bool:
-            return exporter.resident() / MIB - before < SLACK
-
         with suppress(TimeoutError):
-            await poll(is_given_back, what="the memory", within=5)
+            await wait_until(
+                lambda: exporter.resident() / MIB - before < SLACK, what="the memory", within=5
+            )
         after = exporter.resident() / MIB
         prove(
             f"{scrapers} idle scrapers of {vmis} VMIs ({size:.1f} MiB):"

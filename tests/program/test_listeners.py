@@ -22,11 +22,12 @@ from exporter.health import Health
 from exporter.server.http import listeners
 from exporter.server.http.budget import ConnectionBudget
 from exporter.server.http.certificates import CannotListen
-from exporter.server.http.connections import Connections
 from exporter.server.http.listeners import Listener
 from exporter.settings import AuthSettings, Limits, Tls
 from exporter.settings.values import parse_address
 from tests.cluster import PATIENCE, poll
+from tests.program.test_protocol import serving
+from tests.program.waiting import wait_until
 from tests.support.certificates import write_certificate
 
 
@@ -151,24 +152,15 @@ async def test_a_caller_that_does_not_read_its_answer() -> None:
         return web.Response(body=bytes(2**26))
 
     answered = asyncio.Event()
-    server = web.Server(answer)
-    connections = Connections(
-        "query", server, Limits(request_timeout=0.5), ConnectionBudget(Counters())
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.0)
-        accepting = asyncio.create_task(connections.accept(listening, None))
-        with socket.create_connection(listening.getsockname(), timeout=PATIENCE) as caller:
+    async with serving(Counters(), answer, request_timeout=0.5) as (connections, port):
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as caller:
             caller.sendall(REQUEST)
             async with asyncio.timeout(PATIENCE):
                 await answered.wait()
 
-            async def is_cut_off() -> bool:
-                return not connections.http.connections
-
-            await poll(is_cut_off, what="an end of the connection")
-        accepting.cancel()
-        await asyncio.gather(accepting, return_exceptions=True)
+            await wait_until(
+                lambda: not connections.http.connections, what="an end of the connection"
+            )
 
 
 async def test_a_port_that_is_taken() -> None:
@@ -197,11 +189,15 @@ async def test_tls_on_ports_and_not_on_sockets(
             assert await ask(urls[0], authorities[0]) == "ok"
             assert await ask(urls[1]) == "ok"
             tls.cert_file.write_text("garbage")
-            await poll(lambda: logged(logs, "certificate_not_renewed"), what="the error in the log")
+            await wait_until(
+                lambda: logged(logs, "certificate_not_renewed"), what="the error in the log"
+            )
             assert await ask(urls[0], authorities[0]) == "ok"
             shutil.copy(str(other.cert_file), tls.cert_file)
             shutil.copy(str(other.key_file), tls.key_file)
-            await poll(lambda: logged(logs, "certificate_renewed"), what="the renewal in the log")
+            await wait_until(
+                lambda: logged(logs, "certificate_renewed"), what="the renewal in the log"
+            )
             assert await ask(urls[0], authorities[1]) == "ok"
     events = [log["event"] for log in logs]
     assert events.count("certificate_renewed") == 1
@@ -240,7 +236,7 @@ async def answers_ok(url: str, authority: Path) -> bool:
         return False
 
 
-async def logged(logs: list[Any], event: str) -> bool:
+def logged(logs: list[Any], event: str) -> bool:
     """Whether this event was logged."""
     return any(log["event"] == event for log in logs)
 
@@ -343,15 +339,6 @@ async def test_heads_are_bounded_in_all(size: int, answer: bytes, pipelined: byt
         writer.write(sent)
         answered = await asyncio.wait_for(reader.read(), PATIENCE)
     assert answer in answered.replace(b"HTTP/1.0", b"HTTP/1.1").rpartition(b"HTTP/1.1")[2]
-
-
-async def test_pipelined_requests_are_answered_in_turn() -> None:
-    """Pipelined requests are answered in their order."""
-    last = REQUEST.replace(b"x\r\n", b"x\r\nConnection: close\r\n")
-    async with a_listener("127.0.0.1:0").served() as urls, connected(urls[0]) as (reader, writer):
-        writer.write(REQUEST * 50 + last)
-        answered = await asyncio.wait_for(reader.read(), PATIENCE)
-    assert answered.count(b" 200 ") == 51
 
 
 async def test_no_version_is_told() -> None:

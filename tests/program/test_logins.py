@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.cluster import PATIENCE, poll
+from tests.cluster import PATIENCE
 from tests.cluster.users import secure_kubeconfig
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
 from tests.support.relay import Gate
@@ -80,26 +81,18 @@ class Plugin:
 
 
 async def _until_called(plugin: Plugin, before: int) -> None:
-    async def is_called() -> bool:
-        return len(plugin.calls) > before
-
-    await poll(is_called, what="another login")
+    await wait_until(lambda: len(plugin.calls) > before, what="another login")
 
 
 async def _until_ended(plugin: Plugin) -> None:
     """Wait until no process of the plugin runs: after a SIGKILL each needs a moment to end."""
-
-    async def has_ended() -> bool:
-        return not plugin.running()
-
-    await poll(has_ended, what="the end of the plugin's processes")
+    await wait_until(lambda: not plugin.running(), what="the end of the plugin's processes")
 
 
 async def _until_logged(exporter: Program, text: str) -> None:
-    async def is_logged() -> bool:
-        return any(text in event["why"] for event in exporter.events("watch_broke"))
-
-    await poll(is_logged, what=text)
+    await wait_until(
+        lambda: any(text in event["why"] for event in exporter.events("watch_broke")), what=text
+    )
 
 
 async def test_a_plugin_that_hangs(
@@ -136,19 +129,6 @@ async def test_sigterm_during_the_first_login(log_in_with: LoginFile, tmp_path: 
         assert await exporter.end() == 0
         assert os.times().elapsed - began < 5.0
     await _until_ended(plugin)
-
-
-@pytest.mark.parametrize("written", ["good\n", " good\r\n"], ids=["newline", "crlf"])
-async def test_white_space_around_a_token(
-    simulated: SimulatedStage, log_in_with: LoginFile, tmp_path: Path, written: str
-) -> None:
-    """White space around a token is removed, as client-go does."""
-    token = tmp_path / "token"
-    token.write_text(written, newline="")
-    login = log_in_with({"tokenFile": str(token)})
-    simulated.server.tokens = ["good"]
-    async with program(tmp_path, "--kubeconfig", str(login)) as exporter:
-        await exporter.ready()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.cluster import poll
-from tests.cluster.users import open_kubeconfig
+from tests.program.exporting import exporting
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
-from tests.support.program import Program, program
 from tests.support.serving import serving
 
 
@@ -31,21 +30,13 @@ async def test_malformed_answers_of_the_api_server(
     app = web.Application(client_max_size=2**20)
     app.router.add_route("*", "/{path:.*}", answer)
     config = {"events": True, "auth": {"query": "kubernetes"}}
-    async with serving(app) as url:
-        login = open_kubeconfig(tmp_path / "login", url)
-        async with program(tmp_path, "--kubeconfig", str(login), config=config) as exporter:
-            await exporter.ready()
-            await poll(lambda: has_logged(exporter, "lease_unreachable"), what="the Lease")
-            headers = {"Authorization": "Bearer token"}
-            async with (
-                aiohttp.ClientSession(headers=headers) as session,
-                session.get(f"{exporter.query}/v1/status") as answered,
-            ):
-                assert answered.status == 503
-            assert len(exporter.events("lease_unreachable")) == 1
-            assert await exporter.end() == 0
-
-
-async def has_logged(exporter: Program, event: str) -> bool:
-    """Whether this event is in the log."""
-    return bool(exporter.events(event))
+    async with serving(app) as url, exporting(url, tmp_path, **config) as exporter:
+        await wait_until(lambda: exporter.events("lease_unreachable"), what="the Lease")
+        headers = {"Authorization": "Bearer token"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.get(f"{exporter.query}/v1/status") as answered,
+        ):
+            assert answered.status == 503
+        assert len(exporter.events("lease_unreachable")) == 1
+        assert await exporter.end() == 0

@@ -301,27 +301,6 @@ async def test_a_token_is_sent_where_it_is_safe(tmp_path: Path) -> None:
     assert {(row.method, row.path) for row in app[ASKED]} == {("POST", "/api/v1/query_range")}
 
 
-async def test_a_token_file_that_holds_none_is_told(tmp_path: Path) -> None:
-    """A file without a valid token is an error that does not repeat its content."""
-    token = tmp_path / "token"
-    token.write_text("two words")
-    with pytest.raises(CannotAsk, match="contains no token") as refused:
-        await fetch(Prometheus("http://127.0.0.1:9", token_file=token), NOW, NOW + 60, step=60.0)
-
-    assert "words" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "url", ["http://me:secret@127.0.0.1:9", "http://me:secret@127.0.0.1:port", "me:secret@here"]
-)
-async def test_a_password_in_the_url_is_refused(url: str) -> None:
-    """A password in the URL is an error that does not repeat it."""
-    with pytest.raises(CannotAsk, match="give a token with --token-file") as refused:
-        await fetch(Prometheus(url), NOW, NOW + 60, step=60.0)
-
-    assert "secret" not in str(refused.value)
-
-
 async def test_a_prometheus_without_kubevirt_s_metrics_is_told() -> None:
     """A Prometheus without KubeVirt's metrics is an error, not a quiet cluster."""
     async with serving(answering(body=b'{"status": "success", "data": {"result": []}}')) as url:
@@ -343,14 +322,6 @@ async def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(CannotAsk, match=f"{option} {missing}:? cannot be read: No such file"):
             await fetch(place, NOW, NOW + 60, step=60.0)
-
-
-async def test_what_is_no_url_is_sent_no_token(tmp_path: Path) -> None:
-    """An invalid URL is an error before a token is sent."""
-    token = tmp_path / "token"
-    token.write_text("abc\n")
-    with pytest.raises(CannotAsk, match="expected http://HOST:PORT"):
-        await fetch(Prometheus("http://[", token_file=token), NOW, NOW + 60, step=60.0)
 
 
 def test_both_metrics_of_a_resource_are_events_of_it() -> None:

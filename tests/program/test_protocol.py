@@ -11,14 +11,15 @@ import pytest
 from aiohttp import web
 
 from exporter.counters import Counters
-from exporter.engine.facts.model import Seconds
 from exporter.server.http import budget, protocol
 from exporter.server.http.answers import LONGEST_REPEATED, Parts, Repeatable
 from exporter.server.http.budget import BUDGET, ConnectionBudget
+from exporter.server.http.certificates import Certificates
 from exporter.server.http.connections import MOST_HEADERS, Connections
 from exporter.server.http.protocol import LONGEST_LINE
 from exporter.settings import Limits
-from tests.cluster import PATIENCE, poll
+from tests.cluster import PATIENCE
+from tests.program.waiting import wait_until
 
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -38,14 +39,17 @@ async def answer(request: web.BaseRequest) -> web.Response:
 
 @asynccontextmanager
 async def serving(
-    counters: Counters, handler: Handler = answer, patience: Seconds = Limits.request_timeout
+    counters: Counters,
+    handler: Handler = answer,
+    certificates: Certificates | None = None,
+    **limits: float,
 ) -> AsyncIterator[tuple[Connections, int]]:
-    """Serve `handler` during the block; yields the port."""
-    server, limits = web.Server(handler), Limits(request_timeout=patience)
-    connections = Connections("query", server, limits, ConnectionBudget(counters))
+    """Serve `handler` during the block; yields also the port."""
+    server = web.Server(handler)
+    connections = Connections("query", server, Limits(**limits), ConnectionBudget(counters))  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.0)
-        accepting = asyncio.create_task(connections.accept(listening, None))
+        accepting = asyncio.create_task(connections.accept(listening, certificates))
         try:
             yield connections, listening.getsockname()[1]
         finally:
@@ -114,10 +118,11 @@ async def test_answers_that_nobody_reads_have_one_bound() -> None:
             )
             caller.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
 
-        async def is_closed() -> bool:
-            return counters.rejected_connections["query"] > 0
-
-        await poll(is_closed, what="an end of one connection", within=10)
+        await wait_until(
+            lambda: counters.rejected_connections["query"] > 0,
+            what="an end of one connection",
+            within=10,
+        )
 
 
 async def test_half_requests_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +134,9 @@ async def test_half_requests_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> 
             caller = await stack.enter_async_context(Caller(port))
             await caller.send(post(bytes(400_000), length=500_000))
 
-        async def is_closed() -> bool:
-            return counters.rejected_connections["query"] > 0
-
-        await poll(is_closed, what="an end of one connection", within=10)
+        await wait_until(
+            lambda: counters.rejected_connections["query"] > 0, what="an end of one connection"
+        )
 
 
 async def test_the_limits_of_aiohttp() -> None:
@@ -401,7 +405,10 @@ async def test_a_caller_far_ahead_gets_all_answers() -> None:
 
 async def test_each_answer_has_its_time() -> None:
     """An answer may be read late; the next one, which nobody reads, is given up all the same."""
-    async with serving(Counters(), patience=1.0) as (connections, port), Caller(port) as caller:
+    async with (
+        serving(Counters(), request_timeout=1.0) as (connections, port),
+        Caller(port) as caller,
+    ):
         await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         await caller.ask()
         await caller.read(LARGE)
@@ -409,10 +416,7 @@ async def test_each_answer_has_its_time() -> None:
         await caller.read(len(b"</v1/verdicts >"))
         await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
 
-        async def is_given_up() -> bool:
-            return not connections.http.connections
-
-        await poll(is_given_up, what="the end of the connection")
+        await wait_until(lambda: not connections.http.connections, what="the end of the connection")
 
 
 async def test_an_early_answer_can_be_read() -> None:

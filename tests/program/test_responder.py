@@ -16,9 +16,9 @@ from exporter.demo.kubectl import DemoApiServer
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
 from exporter.demo.store import EVICTION_REQUESTS, EVICTIONS, MIGRATIONS
-from tests.cluster import poll
-from tests.cluster.users import open_kubeconfig
-from tests.support.program import Program, program
+from tests.program.exporting import exporting
+from tests.program.waiting import wait_until
+from tests.unit.demo.lab import ask, withdraw
 
 
 NAMESPACE = "shop"
@@ -72,9 +72,8 @@ class Scene:
         self.cluster.create_vmi(
             objects.build_vmi(NAMESPACE, name, strategy=strategy, annotations={})
         )
-        await poll(
-            lambda: self._holds(lambda: objects.is_true(self._vmi(name), "LiveMigratable")),
-            what=f"{name} runs",
+        await wait_until(
+            lambda: objects.is_true(self._vmi(name), "LiveMigratable"), what=f"{name} runs"
         )
 
     async def migrate(self, name: str) -> None:
@@ -92,33 +91,20 @@ class Scene:
             vmim = self.cluster.store.get(MIGRATIONS, NAMESPACE, f"move-{name}")
             return self.node_of(name) != left and objects.is_final(vmim)
 
-        await poll(lambda: self._holds(has_ended), what="a migration")
+        await wait_until(has_ended, what="a migration")
 
     def ask(self, name: str, requester: str = "example.com/drain") -> str:
         """Create the EvictionRequest of this requester for the VM's pod; returns its name."""
-        pod = self.cluster.launcher(NAMESPACE, name)
-        assert pod is not None
-        target = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
-        made = {
-            "metadata": {"namespace": NAMESPACE, "name": f"{name}-{requester.rpartition('/')[2]}"},
-            "spec": {"requester": requester, "intent": "Eviction", "target": {"pod": target}},
-        }
-        request = self.cluster.store.create(EVICTION_REQUESTS, made)
-        return str(request["metadata"]["name"])
-
-    def withdraw(self, request: str) -> None:
-        """Withdraw an EvictionRequest."""
-        changes = {"spec": {"intent": "Withdrawn"}}
-        self.cluster.store.patch(EVICTION_REQUESTS, NAMESPACE, request, changes)
+        return ask(self.cluster, name, requester)
 
     async def until(self, holds: Any, what: str) -> Object:
         """Wait until the only Eviction is so; returns it."""
 
-        async def attempt() -> Object | None:
+        def attempt() -> Object | None:
             evictions = [*self.cluster.store.objects(EVICTIONS)]
             return evictions[0] if evictions and holds(evictions[0]) else None
 
-        return await poll(attempt, what=what)
+        return await wait_until(attempt, what=what)
 
     def node_of(self, name: str) -> str:
         """The node of a VM."""
@@ -132,10 +118,6 @@ class Scene:
         vmi = self.cluster.vmi(NAMESPACE, name)
         assert vmi is not None
         return vmi
-
-    @staticmethod
-    async def _holds(check: Any) -> bool:
-        return bool(check())
 
     def _record_messages(self) -> None:
         for eviction in self.cluster.store.objects(EVICTIONS):
@@ -182,26 +164,24 @@ async def scene() -> AsyncIterator[Scene]:
 
 def exporter_of(scene: Scene, folder: Path, **requests: object) -> Any:
     """The program, which answers the EvictionRequests of a scene."""
-    login = str(open_kubeconfig(folder / f"login-{len(requests)}", scene.server.url))
-    config = {
+    config: dict[str, object] = {
         "evictionRequests": {"mode": "respond", **requests},
         "policy": {"migrationCooldown": "6s", "maxMigrationCooldown": "6s"},
         "kube": {"retryBackoff": "2s"},
     }
-    return program(folder, "--kubeconfig", login, config=config)
+    return exporting(scene.server.url, folder, **config)
 
 
 async def test_a_vm_in_its_cooldown_is_held_and_then_evicted(scene: Scene, tmp_path: Path) -> None:
     """Held with reason and time, evicted when the cooldown is over, followed until it has left."""
     await scene.start_vm("db1")
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         await scene.migrate("db1")
         left = scene.node_of("db1")
         scene.ask("db1")
         second = scene.ask("db1", "example.com/upgrade")
         held = await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
-        scene.withdraw(second)
+        withdraw(scene.cluster, second)
         assert (await exporter.get("/v1/status"))[1]["responder"]["turns"] == 1
         ended = await scene.until(is_true("TargetEvicted"), "the end")
         blocks = await exporter.sample(BLOCKS, reason="cooldown", namespace=NAMESPACE)
@@ -220,8 +200,7 @@ async def test_a_vm_in_its_cooldown_is_held_and_then_evicted(scene: Scene, tmp_p
 async def test_kubernetes_evicts_after_the_hold(scene: Scene, tmp_path: Path) -> None:
     """With `evict: false` the responder completes after its hold."""
     await scene.start_vm("db1")
-    async with exporter_of(scene, tmp_path, evict=False) as exporter:
-        await exporter.ready()
+    async with exporter_of(scene, tmp_path, evict=False):
         await scene.migrate("db1")
         scene.ask("db1")
         await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
@@ -236,7 +215,6 @@ async def test_a_vm_that_would_be_stopped_is_left_to_kubernetes(
     """The exporter never evicts a VM without a strategy; the message says what happens."""
     await scene.start_vm("cache", strategy="None")
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         scene.ask("cache")
         await scene.until(lambda row: find_state(row, EVICTOR) == "Active", "Kubernetes' turn")
         asked = exporter.events("eviction_asked_for")
@@ -251,14 +229,15 @@ async def test_what_is_withdrawn_is_cancelled(scene: Scene, tmp_path: Path) -> N
     await scene.start_vm("failing")
     await scene.migrate("failing")
     async with exporter_of(scene, tmp_path, cancel=True) as exporter:
-        await exporter.ready()
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
-        scene.withdraw(request)
-        await poll(lambda: _is_unmarked(scene, "failing"), what="no marker")
-        cancelled = await poll(lambda: _find(exporter, "evacuation_cancelled"), what="the log")
+        withdraw(scene.cluster, request)
+        await wait_until(lambda: not scene.marker_of("failing"), what="no marker")
+        cancelled = await wait_until(
+            lambda: exporter.events("evacuation_cancelled"), what="the log"
+        )
         evacuations = (await exporter.get("/v1/evacuations"))[1]["evacuations"]
-    assert cancelled["withdrawn"] == ["example.com/drain"]
+    assert cancelled[0]["withdrawn"] == ["example.com/drain"]
     assert evacuations == []
 
 
@@ -267,17 +246,16 @@ async def test_what_is_withdrawn_is_said(scene: Scene, tmp_path: Path) -> None:
     await scene.start_vm("failing")
     await scene.migrate("failing")
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
         followed = await scene.until(
             lambda eviction: "leaves" in find_entry(eviction)["message"], "the state"
         )
         asked = (await exporter.get(FAILING))[1]["evacuation"]
-        scene.withdraw(request)
+        withdraw(scene.cluster, request)
         left = await exporter.until(FAILING, lambda _, vm: (vm["evacuation"] or {}).get("leftover"))
         scene.cluster.store.delete(EVICTION_REQUESTS, NAMESPACE, request)
-        await poll(lambda: _has_none(scene), what="no Eviction")
+        await wait_until(lambda: not [*scene.cluster.store.objects(EVICTIONS)], what="no Eviction")
         deleted = await exporter.until(FAILING, lambda _, vm: vm["evacuation"] is not None)
     step, node = left["evacuation"]["nextStep"], left["evacuation"]["evacuationNodeName"]
     assert find_entry(followed)["message"].startswith(f"{NAMESPACE}/failing leaves {node}: ")
@@ -297,26 +275,12 @@ async def test_another_process_goes_on_with_a_hold(scene: Scene, tmp_path: Path)
     await scene.migrate("db1")
     (tmp_path / "next").mkdir()
     async with exporter_of(scene, tmp_path) as exporter:
-        await exporter.ready()
         scene.ask("db1")
         await scene.until(lambda eviction: "message" in find_entry(eviction), "a hold")
         await exporter.end()
     async with exporter_of(scene, tmp_path / "next") as exporter:
-        await exporter.ready()
         ended = await scene.until(is_true("TargetEvicted"), "the end")
         blocks = await exporter.sample(BLOCKS, reason="cooldown", namespace=NAMESPACE)
     assert find_state(ended) == "Completed"
     assert sum("may not be moved now" in message for message in scene.messages) == 1
     assert blocks == 0
-
-
-async def _is_unmarked(scene: Scene, name: str) -> bool:
-    return not scene.marker_of(name)
-
-
-async def _find(exporter: Program, event: str) -> dict[str, Any] | None:
-    return next(iter(exporter.events(event)), None)
-
-
-async def _has_none(scene: Scene) -> bool:
-    return not [*scene.cluster.store.objects(EVICTIONS)]

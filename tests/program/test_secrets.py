@@ -19,7 +19,8 @@ import yaml
 from exporter.cli.check import check
 from exporter.errors import CommandFailed, Exit
 from exporter.kube.kubeconfig import NoCredentials
-from tests.cluster import PATIENCE, poll
+from tests.cluster import PATIENCE
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
 from tests.support.program import Program, program
 from tests.support.relay import Gate
@@ -241,11 +242,10 @@ async def test_no_command_shows_a_secret(
 
 async def _read_status(exporter: Program) -> str:
     """/v1/status once a watch has failed, or nothing if the program ends."""
-
-    async def has_failed() -> bool:
-        return exporter.process.returncode is not None or bool(exporter.events("watch_broke"))
-
-    await poll(has_failed, what="an end or a failed watch")
+    await wait_until(
+        lambda: exporter.process.returncode is not None or bool(exporter.events("watch_broke")),
+        what="an end or a failed watch",
+    )
     if exporter.process.returncode is not None:
         return ""
     await exporter.listening()

@@ -1,6 +1,5 @@
 """After random faults a watch has the same verdicts as a watch without faults."""
 
-import random
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -11,8 +10,8 @@ from exporter.engine.facts.model import CLUSTER_RESOURCES
 from exporter.engine.facts.trust import Trust
 from exporter.health import Restart
 from exporter.kube.watch.feed import FactSink
-from exporter.kube.watch.recovery import ExponentialBackoff
 from exporter.kube.watch.reflector import Reflector
+from tests.program.test_watch import Brisk
 from tests.support.api_servers import SimulatedStage, Stage
 from tests.support.lives import Script, compare
 from tests.support.relay import Gate
@@ -22,14 +21,6 @@ from tests.support.watching import Following, following
 Prove: TypeAlias = Callable[[str], None]
 
 SHUT_STEPS = 12
-
-
-class Brisk(Reflector):
-    """The reflector with short pauses."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._backoff = ExponentialBackoff(random.Random(1), first=0.01, most=0.5)
 
 
 class Unlisting:

@@ -17,6 +17,7 @@ from exporter.kube.login import Login
 from exporter.server.api.long_polls import TASK
 from exporter.settings import read_settings
 from tests.cluster import poll
+from tests.program.waiting import wait_until
 from tests.support.api_servers import SimulatedStage
 from tests.support.certificates import write_certificate
 from tests.support.failing import fail, kept_tasks
@@ -65,9 +66,9 @@ async def test_every_task_goes_on(
                 waiting = asyncio.create_task(wait_for_change(session))
                 known = before | {running, waiting}
                 for times in (1, 2):
-                    await poll(partial(starts, known), what="the tasks")
+                    await wait_until(partial(starts, known), what="the tasks")
                     for task in own_tasks(known):
-                        await poll(partial(fails, task), what=f"{task} waits")
+                        await wait_until(partial(fail, task), what=f"{task} waits")
                     await poll(partial(have_failed, urls.metrics[0], times), what="the failures")
                 waiting.cancel()
         finally:
@@ -76,11 +77,6 @@ async def test_every_task_goes_on(
 
     failed = Counter(log["task"] for log in logs if log["event"] == "task_failed")
     assert failed == Counter(2 * [*KEPT, TASK])
-
-
-async def fails(task: "asyncio.Task[Any]") -> bool:
-    """`fail`."""
-    return fail(task)
 
 
 async def is_ready(url: str) -> bool:
@@ -117,7 +113,7 @@ def own_tasks(known: "set[asyncio.Task[Any]]") -> "list[asyncio.Task[Any]]":
     ]
 
 
-async def starts(known: "set[asyncio.Task[Any]]") -> bool:
+def starts(known: "set[asyncio.Task[Any]]") -> bool:
     """Whether all tasks run: those of `keep_running`, and that of the long poll."""
     kept = kept_tasks()
     others = [task.get_coro() for task in own_tasks(known) if task not in kept]

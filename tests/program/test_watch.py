@@ -39,7 +39,7 @@ def _has_moved(watched: Watched, contact: float | None) -> bool:
     return watched.contact != contact
 
 
-class _Brisk(Reflector):
+class Brisk(Reflector):
     """A reflector whose pauses are short."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -151,28 +151,13 @@ class TestOnBothServers:
             assert watch.restarts(Resource.VMIS)[Restart.EXPIRED] >= 1
             assert watch.health.of(Resource.VMIS)[0].lists == 2
 
-    async def test_resumes_a_stream_that_was_cut(self, stage: Stage) -> None:
-        """After a broken connection the watch resumes from the last version, without a new list."""
-        namespace = await stage.make_namespace()
-        await stage.admin.create(VMIS, vmi("a", namespace))
-        async with (
-            Gate(stage.url) as gate,
-            following(stage.login_at(gate.url), namespaces=(namespace,)) as watch,
-        ):
-            await watch.ready()
-            await gate.shut()
-            await stage.admin.create(VMIS, vmi("b", namespace))
-            await stage.admin.delete(VMIS, namespace, "a")
-            gate.open()
-            await watch.knows(namespace, "b")
-            assert watch.health.of(Resource.VMIS)[0].lists == 1
-
     async def test_resumes_after_a_long_outage(self, stage: Stage) -> None:
-        """After a long outage the watch resumes from its last version, without a new list."""
+        """After an outage the watch resumes from its last version, without a new list."""
         namespace = await stage.make_namespace()
+        await stage.admin.create(VMIS, vmi("gone", namespace))
         async with (
             Gate(stage.url) as gate,
-            following(stage.login_at(gate.url), namespaces=(namespace,), reflector=_Brisk) as watch,
+            following(stage.login_at(gate.url), namespaces=(namespace,), reflector=Brisk) as watch,
         ):
             await watch.ready()
             await gate.shut()
@@ -183,6 +168,7 @@ class TestOnBothServers:
                 what="many failed attempts",
             )
             await stage.admin.create(VMIS, vmi("a", namespace))
+            await stage.admin.delete(VMIS, namespace, "gone")
             gate.open()
             await watch.knows(namespace, "a")
             assert Restart.NO_PROGRESS not in watch.restarts(Resource.VMIS)
@@ -323,7 +309,7 @@ class TestOnTheSimulatedServer:
         app.router.add_get("/{path:.*}", err)
         async with (
             serving(app) as url,
-            following(Login(url=url), reflector=_Brisk) as watch,
+            following(Login(url=url), reflector=Brisk) as watch,
         ):
             await watch.ready()
             await simulated.admin.create(VMIS, vmi("a", namespace))
@@ -336,7 +322,7 @@ class TestOnTheSimulatedServer:
 
     async def test_a_line_is_progress(self, simulated: SimulatedStage) -> None:
         """A watch that breaks often, but gets events each time, needs no new list."""
-        async with following(simulated.login, reflector=_Brisk) as watch:
+        async with following(simulated.login, reflector=Brisk) as watch:
             await watch.ready()
             vmis = watch.health.of(Resource.VMIS)[0]
             for _ in range(FUTILE_TRIES + 2):
@@ -354,7 +340,7 @@ class TestOnTheSimulatedServer:
         """After a 401 no namespace is given up."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
-            simulated.login, namespaces=namespaces, reflector=_Brisk, rejected_retry=60.0
+            simulated.login, namespaces=namespaces, reflector=Brisk, rejected_retry=60.0
         ) as watch:
             await watch.ready()
             simulated.server.answer(VMIS.plural, 401)
@@ -368,7 +354,7 @@ class TestOnTheSimulatedServer:
         """If every namespace is forbidden, the last one is still tried."""
         namespaces = (await simulated.make_namespace(), await simulated.make_namespace())
         async with following(
-            simulated.login, namespaces=namespaces, reflector=_Brisk, rejected_retry=60.0
+            simulated.login, namespaces=namespaces, reflector=Brisk, rejected_retry=60.0
         ) as watch:
             await watch.ready()
             simulated.server.answer(VMIS.plural, 403)

@@ -8,7 +8,6 @@ import pytest
 from exporter.engine.facts.model import EVIDENCE_RESOURCES, Resource
 from exporter.health import (
     Health,
-    Restart,
     Staleness,
     Watched,
     list_watches,
@@ -247,20 +246,6 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
     assert state.staleness(NOW) is Staleness.FRESH
     assert [state.is_stale(NOW, names) for names in asked] == [False, False, False, True, True]
     assert state.lost_namespaces == {"b"}
-
-
-def test_restarts_are_counted_by_reason() -> None:
-    """The restarts of each watch are counted by reason."""
-    first, other = watched(Resource.VMIS), watched(Resource.PODS)
-    first.restarts[Restart.EXPIRED] += 1
-    assert (first.restarts[Restart.EXPIRED], other.restarts[Restart.EXPIRED]) == (1, 0)
-    assert first.settled
-
-
-def test_what_has_not_begun() -> None:
-    """A new watch is not synced and has no counts."""
-    fresh = Watched(Resource.VMIS, None)
-    assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
 
 
 def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from exporter.cli.client import Endpoint, NoSuchVmi, connect, decode_answer, find_url
+from exporter.cli.client import Endpoint, connect, decode_answer, find_url
 from exporter.credentials import CannotAsk, InvalidEndpoint
 from exporter.server.api.schemas import StatusAnswer, VmiAnswer
 from exporter.server.apps import make_metrics_app, make_query_app
@@ -265,23 +265,6 @@ async def test_the_metrics_listener_is_recognized() -> None:
     """If the URL is that of the metrics listener, the error says to use the query listener."""
     async with serving(make_metrics_app(ServedApi().service)) as url:
         assert "Use the query listener" in await trouble(Endpoint(url))
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [pytest.param("db9", False, id="vmi"), pytest.param("virt-launcher-db1-x", True, id="pod")],
-)
-async def test_a_vmi_that_is_not_there_is_told(name: str, hint: bool) -> None:
-    """The error for an unknown VMI names the VMI, and says if this is the name of a pod."""
-    async with (
-        serving(make_query_app(ServedApi().service)) as url,
-        connect(Endpoint(url)) as exporter,
-    ):
-        with pytest.raises(NoSuchVmi) as missing:
-            await exporter.read_vmi("shop", name)
-
-    assert f"no VMI '{name}' in namespace 'shop'" in str(missing.value)
-    assert ("the name of a pod" in str(missing.value)) is hint
 
 
 async def test_a_name_is_no_path() -> None:

@@ -24,6 +24,7 @@ from exporter.cli.commands import read_settings_for, write_recording
 from exporter.engine.facts.states import State
 from exporter.errors import Exit
 from exporter.kube.kubeconfig import NoCredentials
+from exporter.runbooks import read_runbook
 from exporter.server.apps import make_query_app
 from exporter.whatif import recording
 from exporter.whatif.recording import CannotRecord, Kind
@@ -159,15 +160,6 @@ def imported(*arguments: str) -> set[str]:
     ("arguments", "needed", "spared"),
     [
         pytest.param(
-            ("--kubeconfig", "/nothing"),
-            {"exporter.app", "structlog", "aiohttp"},
-            {
-                *("jinja2", "exporter.demo", "exporter.server.page"),
-                *("exporter.cli.client", "exporter.cli.layout"),
-            },
-            id="main-job",
-        ),
-        pytest.param(
             ("explain", "--url", "unix:/nothing", "shop/db1"),
             {"exporter.cli.client", "exporter.cli.layout"},
             {"prometheus_client", "structlog", "exporter.demo", "exporter.app"},
@@ -233,16 +225,6 @@ async def test_explain_finds_the_namespace_of_a_name() -> None:
     )
 
 
-async def test_status_answers(exporter: str) -> None:
-    """`status` asks the exporter whose URL is in the environment."""
-    code, out, err = await run_command("status", KUBEVIRT_EVICTION_EXPORTER_URL=exporter)
-
-    assert (code, err) == (Exit.OK, "")
-    assert out.startswith("Healthy")
-    assert "shop/db1" in out
-    assert "shop/db2" in out
-
-
 async def test_json_is_the_api_s_own(exporter: str) -> None:
     """`--json` prints the API's answers; `status --json` prints three answers."""
     _, vmi, _ = await run_command("explain", "--json", "--url", exporter, "shop/db1")
@@ -252,6 +234,18 @@ async def test_json_is_the_api_s_own(exporter: str) -> None:
     assert json.loads(status)["status"]["vmis"]["known"] == 2
     assert json.loads(status)["evacuations"]["evacuations"][0]["name"] == "db2"
     assert json.loads(status)["blocked"]["blocked"][0]["name"] == "db1"
+
+
+async def test_runbook_prints_a_runbook_or_one_step() -> None:
+    """`runbook` prints the Markdown; an unknown name ends with 2 and the names that there are."""
+    whole = await run_command("runbook", "KubeVirtEvacuationStuck")
+    code, step, _ = await run_command("runbook", "KubeVirtEvacuationStuck#quota")
+    unknown, nothing, errors = await run_command("runbook", "Unknown")
+
+    assert whole == (Exit.OK, read_runbook("KubeVirtEvacuationStuck"), "")
+    assert (code, step.partition("\n")[0], step in whole[1]) == (Exit.OK, "### quota", True)
+    assert (unknown, nothing) == (Exit.USAGE, "")
+    assert "no runbook 'Unknown', only KubeVirtDeschedulerDoesNotAsk, " in errors
 
 
 @pytest.mark.parametrize(

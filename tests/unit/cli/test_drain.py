@@ -214,32 +214,33 @@ async def no_pause() -> None:
     """Ask again at once."""
 
 
+class Answering:
+    """An exporter that gives these answers about a node, which has no VMs after that."""
+
+    def __init__(self, *answers: DrainAnswer) -> None:
+        self._answers = list(answers)
+
+    async def read_node(self, _node: str) -> bytes:
+        """The next answer."""
+        if not self._answers:
+            raise NoSuchNode
+        return msgspec.json.encode(self._answers.pop(0))
+
+
 async def test_a_watched_drain_that_is_given_up() -> None:
     """An uncordon ends the watch of a drain, which says that it was a drain before."""
     draining = drain_of(a_drain(NOW - 60, remaining=1))
-    answers = [draining, replace(draining, drain=None)]
-
-    class Answering:
-        async def read_node(self, _node: str) -> bytes:
-            return msgspec.json.encode(answers.pop(0))
-
-    ended = await follow_drain(cast("Exporter", Answering()), "n1", lambda _: None, pause=no_pause)
+    asked = cast("Exporter", Answering(draining, replace(draining, drain=None)))
+    ended = await follow_drain(asked, "n1", lambda _: None, pause=no_pause)
     assert ended == "n1 is not being drained any more; VMs on it: 1.\n"
 
 
 async def test_a_drain_is_watched_to_its_end() -> None:
     """Each change of a drain is printed as a line; the result says how the drain ended."""
     store = a_drain(NOW - 60, remaining=1)
-    steps = [drain_of(store), drain_of(store)]
-
-    class Answering:
-        async def read_node(self, _node: str) -> bytes:
-            if not steps:
-                raise NoSuchNode
-            return msgspec.json.encode(steps.pop())
-
+    asked = cast("Exporter", Answering(drain_of(store), drain_of(store)))
     lines: list[str] = []
-    ended = await follow_drain(cast("Exporter", Answering()), "n1", lines.append, pause=no_pause)
+    ended = await follow_drain(asked, "n1", lines.append, pause=no_pause)
     assert ended == "n1 has no VMs any more.\n"
     assert len(lines) == 1
     assert "1 of 2 VMs have left" in lines[0]

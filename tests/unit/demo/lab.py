@@ -11,7 +11,7 @@ from exporter.demo.controller import Rules
 from exporter.demo.objects import Object
 from exporter.demo.plan import Fate, Pace
 from exporter.demo.status import ApiResource
-from exporter.demo.store import MIGRATIONS, NAMESPACES, VMIS, decode_body
+from exporter.demo.store import EVICTION_REQUESTS, MIGRATIONS, NAMESPACES, VMIS, decode_body
 
 from .facts import NOW
 
@@ -35,6 +35,24 @@ def sent(cluster: Cluster, *resources: ApiResource) -> list[Object]:
     """The object of every stored change of these resources."""
     caches = [cluster.store.caches[resource] for resource in resources]
     return [decode_body(change.body) for cache in caches for change in cache.changes]
+
+
+def ask(cluster: Cluster, name: str, requester: str) -> str:
+    """Create this requester's EvictionRequest for the pod of a VM; returns its name."""
+    pod = cluster.launcher("shop", name)
+    assert pod is not None
+    target = {"name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]}
+    made = {
+        "metadata": {"namespace": "shop", "name": f"{name}-{requester.partition('/')[2]}"},
+        "spec": {"requester": requester, "intent": "Eviction", "target": {"pod": target}},
+    }
+    request = cluster.store.create(EVICTION_REQUESTS, made)
+    return str(request["metadata"]["name"])
+
+
+def withdraw(cluster: Cluster, request: str) -> None:
+    """Withdraw an EvictionRequest."""
+    cluster.store.patch(EVICTION_REQUESTS, "shop", request, {"spec": {"intent": "Withdrawn"}})
 
 
 class Lab:

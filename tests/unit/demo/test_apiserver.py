@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-import aiohttp
 import pytest
 
 from exporter.demo import store
@@ -66,21 +65,6 @@ def outline(events: Sequence[Object]) -> list[tuple[str, str]]:
 
 class TestObjects:
     """Creating and reading single objects."""
-
-    async def test_one_object_is_created_and_read(self, served: SimulatedStage) -> None:
-        """A created object can be read at its path, with the fields that the server adds."""
-        body = {"metadata": {"name": "db1"}, "spec": {}}
-        async with (
-            aiohttp.ClientSession(served.server.url) as session,
-            session.post(VMIS.path("shop"), json=body) as answer,
-        ):
-            created = await answer.json()
-        read = await served.admin.get(VMIS, "shop", "db1")
-
-        assert answer.status == 201
-        assert read == created
-        assert read["kind"] == "VirtualMachineInstance"
-        assert read["metadata"]["namespace"] == "shop"
 
     async def test_a_missing_object_is_a_status_404(self, served: SimulatedStage) -> None:
         """For a missing object the answer is a Status 404 that names the resource and its group."""

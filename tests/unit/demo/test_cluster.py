@@ -14,19 +14,6 @@ from .facts import at
 from .lab import Lab
 
 
-def test_a_new_vmi_comes_up() -> None:
-    """A new VMI gets a launcher pod and a node, runs, and is migratable."""
-    lab = Lab("db1")
-    pod = lab.cluster.launcher("shop", "db1")
-
-    assert objects.phase(lab.vmi()) == "Running"
-    assert objects.is_true(lab.vmi(), "LiveMigratable")
-    assert pod is not None
-    assert objects.is_pod_ready(pod)
-    assert objects.node_of(pod) == lab.vmi()["status"]["nodeName"] == "node-1"
-    assert objects.labels(pod)[objects.CREATED_BY] == lab.vmi()["metadata"]["uid"]
-
-
 def test_an_eviction_becomes_a_migration() -> None:
     """An eviction marks the VMI. The migration clears the mark, and the old pod finishes."""
     lab = Lab("db1")

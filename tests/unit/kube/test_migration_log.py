@@ -14,7 +14,7 @@ from exporter.engine.facts.model import Outcome, Resource, Trigger
 from exporter.kube import migration_log
 from exporter.kube.migration_log import MigrationLog
 from exporter.kube.objects.kubevirt import parse_object
-from tests.cluster.polling import poll
+from tests.program.waiting import wait_until
 from tests.support.builders import (
     NOW,
     Json,
@@ -202,6 +202,25 @@ def test_a_migration_is_counted_by_its_target(
     assert [node for *_, node in watcher.counters.list_failed_targets(last)] == failed
 
 
+@pytest.mark.parametrize(
+    ("resource", "document"),
+    [
+        (Resource.VMIS, a_vmi_json(migrationState=a_state_json(endTimestamp=None))),
+        (
+            Resource.PODS,
+            a_pod_json(labels={"kubevirt.io/migrationJobUID": "m1"}, node="n2", conditions=[]),
+        ),
+    ],
+    ids=["state", "target-pod"],
+)
+def test_a_migration_is_expected_by_its_target(resource: Resource, document: Json) -> None:
+    """The counters of a node exist from the moment at which a migration goes there."""
+    watcher = Watcher()
+    watcher.see(resource, document)
+    assert watcher.counters.migrated_at.keys() == {"n2"}
+    assert not watcher.counters.migrations_to_node
+
+
 async def test_a_failure_of_an_earlier_vm_of_that_name_is_not_the_present_vm_s() -> None:
     """A migration that an earlier VM of that name left behind is no failed target of this VM."""
     watcher = Watcher()
@@ -259,10 +278,7 @@ async def test_a_record_waits_for_the_copied_state(
         watcher.see(resource, document)
     assert watcher.count() == {}
 
-    async def is_counted() -> bool:
-        return bool(watcher.count())
-
-    await poll(is_counted, what="the count")
+    await wait_until(watcher.count, what="the count")
     assert watcher.count() == {("manual", "other"): 1}
 
 

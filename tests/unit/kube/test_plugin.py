@@ -14,7 +14,7 @@ from exporter.kube import plugin
 from exporter.kube.account import Plugin
 from exporter.kube.kubeconfig import Exec, NoCredentials, Variable
 from exporter.kube.plugin import Credential, PluginRun
-from tests.cluster import poll
+from tests.program.waiting import wait_until
 
 
 VERSION = "client.authentication.k8s.io/v1"
@@ -42,10 +42,9 @@ async def test_what_it_says_is_shown_as_it_comes() -> None:
     with capture_logs() as logs:
         login = asyncio.create_task(run('printf "enter CODE-1" >&2; sleep 60'))
 
-        async def is_shown() -> bool:
-            return any("CODE-1" in str(log.get("line")) for log in logs)
-
-        await poll(is_shown, what="the code")
+        await wait_until(
+            lambda: any("CODE-1" in str(log.get("line")) for log in logs), what="the code"
+        )
         login.cancel()
         await asyncio.gather(login, return_exceptions=True)
     shown = next(log for log in logs if log["event"] == "login_plugin_said")
@@ -92,16 +91,15 @@ async def test_it_ends_with_the_login(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     login = asyncio.create_task(run(f"sleep 60 & echo $! $$ > {pids}; wait"))
 
-    async def has_begun() -> bool:
-        return pids.exists() and len(pids.read_text().split()) == 2
-
-    async def has_ended() -> bool:
-        return all(_has_ended(pid) for pid in pids.read_text().split())
-
-    await poll(has_begun, what="the plugin")
+    await wait_until(
+        lambda: pids.exists() and len(pids.read_text().split()) == 2, what="the plugin"
+    )
     login.cancel()
     await asyncio.gather(login, return_exceptions=True)
-    await poll(has_ended, what="the end of the plugin and its child")
+    await wait_until(
+        lambda: all(_has_ended(pid) for pid in pids.read_text().split()),
+        what="the end of the plugin and its child",
+    )
 
 
 def _has_ended(pid: str) -> bool:

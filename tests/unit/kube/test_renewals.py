@@ -17,6 +17,7 @@ from exporter.kube.client import ApiServer, Unconnected
 from exporter.kube.login import Login
 from exporter.text import write_instant
 from tests.cluster import poll
+from tests.program.waiting import wait_until
 from tests.support.capture import Capture, capturing
 from tests.support.certificates import write_certificate
 
@@ -105,10 +106,9 @@ async def test_nothing_is_left_of_a_login(
             if number == 0:
                 after_one = _count_open()
 
-        async def is_same() -> bool:
-            return _count_open() <= after_one
-
-        await poll(is_same, what=f"{after_one} open and temporary files")
+        await wait_until(
+            lambda: _count_open() <= after_one, what=f"{after_one} open and temporary files"
+        )
     prove(f"logins with a new certificate each: {times}; open and temporary files {after_one}")
 
 

@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from exporter.engine.facts.model import (
     CLUSTER_RESOURCES,
     Checkpoint,
     EndReason,
+    Instant,
     KubeVirtSettings,
     MigrationLimits,
     Mismatch,
@@ -64,13 +64,17 @@ OPENMETRICS = "application/openmetrics-text"
 PER_VMI = {f for f in FAMILIES if f.name.startswith("kubevirt_vmi_evac")} | {*COOLING}
 
 
-def an_empty_view() -> View:
-    """The view of a process that has just started."""
+def an_empty_view(*, contact: Instant | None = None) -> View:
+    """The view of a process that has just started, or of one with this last contact."""
     store, policy = ClockedStore(keep=KEEP), a_policy()
+    watches = [
+        Watched(resource, None, synced=contact is not None, contact=contact)
+        for resource in CLUSTER_RESOURCES
+    ]
     return View(
         store=store,
         verdicts=a_verdict_view(store, policy),
-        health=Health(180.0, 600.0, [Watched(resource, None) for resource in CLUSTER_RESOURCES]),
+        health=Health(180.0, 600.0, watches),
         counters=Counters(),
         policy=policy,
         stuck=StuckPolicy(),
@@ -230,13 +234,6 @@ def test_every_family_is_sampled_in_order() -> None:
     assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
 
-def test_every_help_ends_with_the_stability() -> None:
-    """`# HELP` has the stability in brackets at the end."""
-    helps = re.findall(r"^# HELP (\w+) .* \[(\w+)\]$", rendered(an_empty_view()), re.MULTILINE)
-
-    assert helps == [(family.name, family.stability) for family in FAMILIES]
-
-
 def test_prevented_moves_are_0_where_a_vm_may_be_asked_for() -> None:
     """The counters of a namespace are 0 as soon as a VM in it migrates or cools down."""
     view = an_empty_view()
@@ -369,21 +366,41 @@ def test_negotiation_never_fails(accept: str, open_metrics: bool) -> None:
         assert list(parse_text(body.decode()))
 
 
-@pytest.mark.parametrize(
-    ("most", "shown", "left_out"), [(9, 3, 0), (3, 3, 0), (2, 2, 1), (1, 1, 2)]
-)
-def test_series_of_single_vmis_are_bounded(most: int, shown: int, left_out: int) -> None:
-    """At most `vmi_series` VMIs have series, evacuating ones first. The others are counted."""
-    view = replace(an_empty_view(), vmi_series=most)
+@pytest.mark.parametrize("most", [1, 2, 3, 4, 9])
+def test_series_of_single_vmis_are_bounded(most: int) -> None:
+    """The same `vmi_series` VMIs have all series, evacuating ones first. The others are counted."""
+    names = ("evacuating", "moving", "failing", "cooling")
+    view = replace(an_empty_view(contact=NOW), vmi_series=most)
     put(view.store, a_vmi(name="cooling", uid="1", migration=a_state()))
-    put(view.store, a_vmi(name="evacuating", uid="2", evacuation_node="n1"))
-    put(view.store, a_vmi(name="both", uid="3", evacuation_node="n1", migration=a_state()))
+    put(view.store, a_vmi(name="failing", uid="2", migration=a_state()))
+    view.counters.count_migration_to("n9", "2", Outcome.FAILED, NOW)
+    put(view.store, a_vmi(name="moving", uid="3"), a_vmim(vmi_name="moving"))
+    evacuating = a_vmi(name="evacuating", uid="4", evacuation_node="n1", migration=a_state())
+    put(view.store, evacuating)
     values = samples(list(parse_text(rendered(view))))
-    names = {dict(labels)["name"] for _, labels in values if "name" in dict(labels)}
+    shown = {dict(labels)["name"] for _, labels in values if "name" in dict(labels)}
 
-    assert len(names) == shown
-    assert ("cooling" in names) == (most >= 3)
-    assert values["kubevirt_eviction_exporter_vmis_left_out", ()] == left_out
+    assert shown == set(names[:most])
+    assert values["kubevirt_eviction_exporter_vmis_left_out", ()] == len(names[most:])
+
+
+def read_blocks(view: View) -> dict[tuple[str, str], float]:
+    """The count of blocks by reason and node."""
+    return {
+        (sample.labels["reason"], sample.labels["node"]): sample.value
+        for family in parse_text(rendered(view))
+        for sample in family.samples
+        if sample.name == BLOCKS.name
+    }
+
+
+def test_blocks_are_foreseen_on_the_node_of_the_target_pod() -> None:
+    """While a VM moves, its blocks are exposed as 0 for both nodes."""
+    view = an_empty_view(contact=NOW)
+    target = a_pod(name="target", uid="p2", node="n2", migration_uid="m1", ready=False)
+    put(view.store, a_vmi(), a_vmim(), a_pod(), target)
+    reasons = ("migration_in_progress", "cooldown")
+    assert read_blocks(view) == {(reason, node): 0 for reason in reasons for node in ("n1", "n2")}
 
 
 def test_at_most_so_many_blocks_are_foreseen() -> None:
@@ -395,14 +412,8 @@ def test_at_most_so_many_blocks_are_foreseen() -> None:
     judge_in_order(view)
     view.counters.count_block(Reason.COOLDOWN, "n3", "shop", 900.0, now=NOW)
     view.counters.count_block(Reason.POLICY, "n9", "shop", None, now=NOW)
-    counted = {
-        (sample.labels["reason"], sample.labels["node"]): sample.value
-        for family in parse_text(rendered(view))
-        for sample in family.samples
-        if sample.name == BLOCKS.name
-    }
     zeros = {("cooldown", f"n{number}"): 0 for number in range(2)}
-    assert counted == zeros | {("cooldown", "n3"): 1, ("policy", "n9"): 1}
+    assert read_blocks(view) == zeros | {("cooldown", "n3"): 1, ("policy", "n9"): 1}
 
 
 def test_series_of_single_vmis_go_with_their_fact() -> None:
@@ -414,6 +425,20 @@ def test_series_of_single_vmis_go_with_their_fact() -> None:
     assert all(line.startswith("#") for line in evacuations)
     later = replace(view, now=NOW + 100_000)
     assert 'name="db3"' not in rendered(later)
+
+
+@pytest.mark.parametrize("change", [{"uid": "next"}, {"phase": "Failed"}], ids=["next", "stopped"])
+def test_series_of_single_vmis_go_with_their_vm(change: dict[str, str]) -> None:
+    """A VM that was recreated or has stopped has no series, also not of a failed target."""
+    view = an_empty_view()
+    evacuating = a_vmi(evacuation_node="n1", migration=a_state())
+    put(view.store, evacuating)
+    view.counters.count_migration_to("n9", evacuating.uid, Outcome.FAILED, NOW)
+    assert 'kubevirt_vmi_failed_target{name="db1",namespace="shop",target="n9"}' in rendered(view)
+
+    remove(view.store, Resource.VMIS, NAMESPACE, "db1")
+    put(view.store, replace(a_vmi() if "uid" in change else evacuating, **change))
+    assert 'name="db1"' not in rendered(view)
 
 
 def a_crowd(vmis: int) -> View:

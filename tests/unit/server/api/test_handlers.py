@@ -678,19 +678,6 @@ class TestReadiness:
         assert int(answer.headers["Retry-After"]) > 0
         assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
 
-    async def test_waits_for_every_other_resource(self, api: ServedApi) -> None:
-        """The exporter is ready once VMIs are synced and every other resource is synced or
-        forbidden.
-        """
-        pods = api.health.of(Resource.PODS)[0]
-        pods.synced = False
-        waiting = await api.get("/readyz")
-        pods.rejected = "403"
-        ready = await api.get("/readyz")
-
-        assert (waiting.status, ready.status) == (503, 200)
-        assert "pods" in waiting.detail
-
     @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/openapi.json"])
     async def test_the_rest_is_served_before_the_sync(self, api: ServedApi, path: str) -> None:
         """/livez, the metrics, the page and the OpenAPI document are served before the sync."""

@@ -7,9 +7,8 @@ import pytest
 from yarl import URL
 
 from exporter.runbooks import NAMES, read_runbook
-from exporter.server.page.render import PAGE_HEADERS, link_runbook
+from exporter.server.page.render import PAGE_HEADERS
 from exporter.server.page.runbooks import PUBLISHED, render_markdown
-from exporter.words.advice import ACTIONS, name_step
 from tests.support.documents import ROOT, anchors
 from tests.unit.server.api.test_handlers import ServedApi, opened
 from tests.unit.server.page.test_render import Document
@@ -88,14 +87,6 @@ async def test_a_browser_gets_a_page(api: ServedApi, name: str) -> None:
             assert not anchor or anchor in anchors(ROOT / path.removeprefix(PUBLISHED))
         else:
             assert link in {"/", "/runbooks", "/metrics", "/readyz"}
-
-
-async def test_the_link_of_an_answer_leads_to_its_step(api: ServedApi) -> None:
-    """The page at the URL of each action has the step's heading."""
-    for obstacle in ACTIONS:
-        path, _, step = link_runbook("/runbooks/{alert}", name_step(obstacle)).partition("#")
-        page = Document((await api.get(path)).body.decode())
-        assert page.text(step) == obstacle
 
 
 async def test_a_program_gets_markdown(api: ServedApi) -> None:
