@@ -3,6 +3,7 @@
 import asyncio
 import json
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,12 +15,11 @@ from exporter.demo.objects import Object
 from .cluster import RealCluster
 from .kubevirt import KubeVirtCluster
 from .player import Fate, Outcome, Player
-from .polling import poll
+from .polling import pause_since, poll
 from .recording import Scene, record
 from .resources import EVENTS, VMIS
 
 
-_PAUSE = 0.05
 _QUIET = 0.5
 """If nothing changes for this many seconds, no more changes are expected."""
 
@@ -122,14 +122,14 @@ class Rig:
         self, key: str, is_there: Callable[[Scene], object], *, within: float = 60
     ) -> Scene:
         """Wait until the VMI meets a condition, and KubeVirt no longer changes its objects."""
-        scene = None
+        scene, began = None, time.monotonic()
         try:
             async with asyncio.timeout(within):
                 while True:
                     scene = await self.look(key)
                     if is_there(scene) and await self._is_at_rest(key, scene):
                         return scene
-                    await asyncio.sleep(_PAUSE)
+                    await asyncio.sleep(pause_since(began))
         except TimeoutError:
             seen = "nothing" if scene is None else json.dumps(scene.outline)
             message = f"{key}: not within {within:g} s; last seen: {seen}"
@@ -137,11 +137,9 @@ class Rig:
             raise TimeoutError(message) from None
 
     async def _is_at_rest(self, key: str, scene: Scene) -> bool:
-        for _ in range(int(_QUIET / _PAUSE)):
-            await asyncio.sleep(_PAUSE)
-            if await self.look(key) != scene:
-                return False
-        return True
+        # A change in the meantime shows in the resourceVersion, even if it was undone.
+        await asyncio.sleep(_QUIET)
+        return await self.look(key) == scene
 
     async def record(
         self, name: str, source: str, scene: Scene, others: Iterable[Scene] = ()

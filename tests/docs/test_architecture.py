@@ -3,6 +3,7 @@
 import ast
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -56,12 +57,14 @@ def names_in(module: Path) -> set[str]:
     return names
 
 
-MODULES = {
-    path.relative_to(PACKAGE).as_posix(): names_in(path)
-    for path in PACKAGE.rglob("*.py")
-    if path.relative_to(PACKAGE).parts[0] != "demo"
-}
-"""The names in each module of the package except the demo, which has no part of it."""
+@cache
+def read_modules() -> dict[str, set[str]]:
+    """The names in each module of the package except the demo, which has no part of it."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): names_in(path)
+        for path in PACKAGE.rglob("*.py")
+        if path.relative_to(PACKAGE).parts[0] != "demo"
+    }
 
 
 @pytest.mark.parametrize("row", table(ARCHITECTURE, "How to add"), ids=lambda row: row[0])
@@ -72,8 +75,10 @@ def test_the_files_to_change(row: list[str]) -> None:
     forms = {example, field, field.upper()}
     listed = set(re.findall(r"`([\w/.]+\.\w+)`", row[2]))
 
-    assert listed & set(MODULES) == {path for path, names in MODULES.items() if names & forms}
-    for path in listed - set(MODULES):
+    modules = read_modules()
+
+    assert listed & set(modules) == {path for path, names in modules.items() if names & forms}
+    for path in listed - set(modules):
         assert example in read(ROOT / path), path
 
 

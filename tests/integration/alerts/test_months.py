@@ -29,7 +29,7 @@ def test_the_results_are_good() -> None:
                 assert fault.again == AGAIN.get((name, result.seed), 0), (name, fault.about)
 
 
-@pytest.mark.parametrize("name", ["H8", "H9"])
+@pytest.mark.parametrize("name", ["H8", pytest.param("H9", marks=pytest.mark.soak)])
 def test_a_healthy_time_calls_nobody(name: str) -> None:
     """No alert that calls somebody fires."""
     run = run_scenario(name, seed=1)

@@ -141,8 +141,8 @@ async def _is_over(
 ) -> str | None:
     """The first line of `explain`, once neither it nor the API says that the VM is stuck."""
     async with session.get(vmi) as answer:
-        evacuation = (await answer.json()).get("evacuation")
-    if evacuation is not None and evacuation["stuck"]:
+        vm = await answer.json()
+    if any(vm.get(kind) and vm[kind]["stuck"] for kind in ("evacuation", "move")):
         return None  # `explain` is a new process, which takes half a second of CPU time
     first = (await shell(explain)).splitlines()[0]
     return None if first.startswith(stuck.partition(":")[0]) else first

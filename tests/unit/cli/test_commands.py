@@ -416,7 +416,11 @@ WIDE = b'{"a":"' + b"x" * (65 * 2**20) + b'"}'
         pytest.param(503, DEEP, {}, "nested too deeply", id="nested-error"),
         pytest.param(200, WIDE, {}, "larger than 64 MiB", id="large"),
         pytest.param(
-            200, gzip.compress(WIDE), {"Content-Encoding": "gzip"}, "larger than 64 MiB", id="gzip"
+            200,
+            gzip.compress(WIDE, 1),
+            {"Content-Encoding": "gzip"},
+            "larger than 64 MiB",
+            id="gzip",
         ),
     ],
 )
