@@ -48,6 +48,8 @@ Names: TypeAlias = Annotated[tuple[str, ...], parse_names]
 LONGEST_WAIT: Seconds = 60.0
 """The longest time that a long poll waits."""
 
+KUBERNETES_EVICTOR = "system:serviceaccount:kube-system:imperative-eviction-responder-controller"
+"""Kubernetes' own responder to EvictionRequests, which comes last."""
 _RETRIES_AT_ONCE = re.compile(r"\bkured\b|machine-api")
 """Users who retry a denied eviction without a pause: kured and OpenShift's machine-api."""
 _GROUPS_OF_PEOPLE = ("system:authenticated", "system:masters", "system:cluster-admins")
@@ -282,7 +284,7 @@ def read_settings(document: object, sections: type[Section] = Section) -> Settin
         namespaces=root.take("namespaces", parse_namespaces, Settings.namespaces),
         events=root.take("events", parse_boolean, Settings.events),
         kube=_read(kube, KubeSettings()),
-        kubevirt=_read_names(root.section("kubevirt")),
+        kubevirt=_read_names(root.section("kubevirt"), remarks),
         limits=_read(root.section("limits"), Limits()),
         tls_query=_read_tls(tls.section("query"), versions),
         tls_metrics=_read_tls(tls.section("metrics"), versions),
@@ -309,7 +311,12 @@ def _read(section: Section, default: T, *, skip: tuple[str, ...] = ()) -> T:
     return settings
 
 
-def _read_names(section: Section) -> KubeVirtNames:
+def _read_names(section: Section, remarks: list[str]) -> KubeVirtNames:
+    if section.has("apiGroup") and not section.has("labelDomain"):
+        remarks.append(
+            "kubevirt.labelDomain: a platform that renames kubevirt.apiGroup renames the labels of"
+            " launcher pods, too; without their domain none is found"
+        )
     names = KubeVirtNames(
         api_group=section.take("apiGroup", parse_domain, KUBEVIRT.api_group),
         resource_prefix=section.take("resourcePrefix", parse_prefix, KUBEVIRT.resource_prefix),
@@ -381,6 +388,11 @@ def _check_admission(root: Section, settings: Settings, remarks: list[str]) -> N
         for user in admission.users
         if _RETRIES_AT_ONCE.search(user)
     ]
+    if KUBERNETES_EVICTOR in admission.users:
+        remarks.append(
+            f"admission.users: {KUBERNETES_EVICTOR} evicts for all EvictionRequests, people's too:"
+            " do not list it"
+        )
     remarks += [
         f"admission.groups: {group} contains people too, and their `kubectl drain` would wait"
         for group in admission.groups

@@ -3,8 +3,7 @@
 import re
 
 from exporter.counters import ReviewOutcome
-from exporter.server.admission.reviews import KUBERNETES_EVICTOR
-from exporter.settings import load_settings
+from exporter.settings import KUBERNETES_EVICTOR, load_settings
 from tests.integration.descheduling.gate import fill_table
 from tests.support.documents import GATE_RESULTS, HOLD_EVICTIONS, ROOT, bare, chapters, read
 

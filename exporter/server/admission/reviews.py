@@ -22,7 +22,7 @@ from exporter.engine.verdicts.view import VerdictView
 from exporter.errors import MALFORMED, ExporterError
 from exporter.health import Health
 from exporter.kube.objects.facts import text_of
-from exporter.settings import AdmissionMode, AdmissionSettings
+from exporter.settings import KUBERNETES_EVICTOR, AdmissionMode, AdmissionSettings
 from exporter.text import (
     format_duration,
     write_instant,
@@ -35,8 +35,6 @@ NAME = "kubevirt-eviction-exporter"
 API_VERSION = "admission.k8s.io/v1"
 OLD_API_VERSION = "admission.k8s.io/v1beta1"
 AUDIT_ANNOTATION, HELD_ANNOTATION = "would-deny", "held-too-long"
-KUBERNETES_EVICTOR = "system:serviceaccount:kube-system:imperative-eviction-responder-controller"
-"""Kubernetes' own responder to EvictionRequests, which comes last."""
 LONGEST_USER = 256
 """Longer user names are cut."""
 _DAY: Seconds = 86_400.0

@@ -21,14 +21,13 @@ from exporter.engine.facts.trust import DEAD_AFTER
 from exporter.engine.store.store import Store
 from exporter.health import Health, Watched
 from exporter.server.admission.reviews import (
-    KUBERNETES_EVICTOR,
     Judgement,
     NotAReview,
     judge,
     read_review,
     write_answer,
 )
-from exporter.settings import AdmissionMode, AdmissionSettings
+from exporter.settings import KUBERNETES_EVICTOR, AdmissionMode, AdmissionSettings
 from tests.support import builders
 from tests.support.builders import (
     KEEP,
