@@ -37,7 +37,7 @@ _TESTS = {
     ),
     "engine/verdicts/rules": "cooldown vectors view",
     "engine/verdicts/foreseen": "view",
-    "engine/evacuations/diagnosis": "diagnosis recorded nodes taints",
+    "engine/evacuations/diagnosis": "diagnosis recorded nodes taints evictions",
     "engine/evacuations/ended_migrations": "ended_migrations",
     "engine/store/evacuation_ends": "evacuation_ends",
     "engine/store/load": "load diagnosis drain evidence",

@@ -106,7 +106,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     tainted: bool
     missing: tuple[Resource, ...]
     is_quiet: bool
-    overdue: bool = False
+    overdue: bool
     last_seen: LastSeen | None
 
     @property
@@ -207,7 +207,7 @@ class Move(Struct, frozen=True, kw_only=True):
     attempt: Vmim | None
     missing: tuple[Resource, ...]
     is_quiet: bool
-    overdue: bool = False
+    overdue: bool
 
 
 def diagnose_move(

@@ -364,6 +364,11 @@ class TestStuck:
             attempt = an_attempt(phase=phase, created=NOW - 3900, scheduled_at=NOW - since)
             assert diagnosis(an_evacuation(age=2000, vmims=(attempt,))).stuck is stuck
 
+    @pytest.mark.parametrize(("ago", "stuck_by"), [(1800, ()), (1801, (Cause.AGE,))])
+    def test_a_vmim_that_is_never_finished(self, ago: float, stuck_by: tuple[Cause, ...]) -> None:
+        """A VMIM is stuck if KubeVirt does not finish it within `stuck.after` of its end."""
+        assert diagnosis(moving(finalised(ago), RUNS)).stuck_by == stuck_by
+
     @pytest.mark.parametrize(("since", "stuck"), [(1800, False), (1801, True)])
     def test_a_deletion_that_hangs(self, since: float, *, stuck: bool) -> None:
         """A deletion is stuck `stuck.after` after its grace period; failures do not count."""

@@ -51,6 +51,7 @@ def a_diagnosis(**overrides: Any) -> Diagnosis:
         "tainted": False,
         "missing": (),
         "is_quiet": False,
+        "overdue": False,
         "last_seen": None,
     } | overrides
     return Diagnosis(**fields)

@@ -45,6 +45,13 @@ def test_of_the_cluster() -> None:
     assert [cluster.has_dead, some.has_dead, Trust(SILENT).has_dead] == [False, True, True]
 
 
+def test_the_contacts_of_a_namespace() -> None:
+    """A namespace has the contacts of its own watches, or else those of the whole cluster."""
+    own, everywhere = {VMIMS: NOW}, {PODS: NOW}
+    trust = Trust(contacts_everywhere=everywhere, contacts_in_namespace={"a": own})
+    assert [trust.contacts_of("a"), trust.contacts_of("b")] == [own, everywhere]
+
+
 def test_the_limits_leave_out_contacts() -> None:
     """Contacts, nodes and budgets change no verdict, so they are not in the limits."""
     quiet = NamespaceTrust(frozenset({Resource.NODES, Resource.BUDGETS}))

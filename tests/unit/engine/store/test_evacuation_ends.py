@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from exporter.engine.facts.model import Node, Outcome, Resource, Trigger
 from exporter.engine.store.evacuation_ends import EvacuationEnd, EvacuationOutcome
@@ -45,6 +46,15 @@ def a_marked_store(**vmi: Any) -> tuple[ClockedStore, list[EvacuationEnd]]:
             EvacuationOutcome.VM_STOPPED,
             600,
             id="lost-at-the-end",
+        ),
+        pytest.param(
+            replace(MOVED, phase="Succeeded"),
+            EvacuationOutcome.SUCCEEDED,
+            570,
+            id="moved-and-ended",
+        ),
+        pytest.param(
+            a_vmi(node="n2", phase="Succeeded"), EvacuationOutcome.VM_STOPPED, 600, id="ended-there"
         ),
         pytest.param(None, EvacuationOutcome.VM_DELETED, 600, id="deleted"),
         pytest.param(a_vmi(uid="new"), EvacuationOutcome.VM_DELETED, 600, id="recreated"),

@@ -380,6 +380,20 @@ def test_a_vmim_is_found_by_its_name() -> None:
     assert store.vmim(NAMESPACE, "mig-2") is None
 
 
+def test_whose_a_vmim_is() -> None:
+    """The owner of a VMIM is the VMI that it names, unless that is younger or unknown."""
+    store = a_store(a_vmi())
+    assert store.find_owner(a_vmim()) == a_vmi()
+    assert store.find_owner(a_vmim(created=OLD - 1)) is None
+    assert store.find_owner(a_vmim(vmi_name="unknown")) is None
+
+
+def test_whether_nodes_are_seen_is_news_once() -> None:
+    """A lost or new permission for nodes is a change, and the same one is none."""
+    store = a_store()
+    assert [store.apply(NodesSeen(seen=seen), NOW) for seen in (False, False, True)] == [1, 0, 1]
+
+
 def test_limits() -> None:
     """The limits are known while the KubeVirt object exists; the same limits are no news."""
     store = a_store(KubeVirtSettings(MigrationLimits(3, 2)))

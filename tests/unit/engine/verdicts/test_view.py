@@ -45,7 +45,7 @@ from tests.support.builders import (
     an_ended_vmim,
 )
 from tests.support.sizes import soaked
-from tests.support.stores import ClockedStore, a_trust, some_verdicts
+from tests.support.stores import ClockedStore, a_trust, a_verdict_view, some_verdicts
 from tests.support.verdicts import decide
 
 
@@ -103,6 +103,16 @@ def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, move
     assert (view.revision, view.moves) == (0, False)
     summarized(view)
     assert view.moves is moves
+
+
+def test_a_view_is_read_as_of_an_instant() -> None:
+    """`VerdictView.read` moves to the instant, and evaluates no VMI unless it is told to."""
+    view = a_verdict_view(a_store(a_vmi(migration=a_state())), POLICY)
+    assert [view.read(NOW, Trust(), most=most).is_behind for most in (0, 1)] == [True, False]
+    for now, is_blocked in ((NOW, True), (NOW + 300.0, False)):
+        assert bool([*view.read(now, Trust()).list_blocked()]) is is_blocked
+    view = a_verdict_view(a_store(a_vmi(migration=a_state())), POLICY)
+    assert view.read(NOW, Trust()).is_behind
 
 
 def test_the_next_change_is_the_earliest_expiry() -> None:
