@@ -46,11 +46,12 @@ def explain(arguments: argparse.Namespace) -> Exit:
 
     namespace, name = arguments.vmi
 
-    async def read_text(exporter: "Exporter") -> str:
+    async def read_text(exporter: "Exporter") -> tuple[str, Exit]:
         body = await exporter.read_vmi(namespace or await exporter.find_namespace(name), name)
         if arguments.json:
-            return _indent(decode_answer(body, dict))
-        return show_vmi(decode_answer(body, VmiAnswer), detect_terminal(sys.stdout, os.environ))
+            return _indent(decode_answer(body, dict)), Exit.OK
+        screen = detect_terminal(sys.stdout, os.environ)
+        return show_vmi(decode_answer(body, VmiAnswer), screen), Exit.OK
 
     return _ask(arguments, read_text)
 
@@ -65,29 +66,25 @@ def status(arguments: argparse.Namespace) -> Exit:
     from exporter.server.api.evacuation_schemas import EvacuationsAnswer
     from exporter.server.api.schemas import BlockedAnswer, StatusAnswer
 
-    outcome = Exit.OK
-
-    async def read_text(exporter: "Exporter") -> str:
-        nonlocal outcome
+    async def read_text(exporter: "Exporter") -> tuple[str, Exit]:
         body = await exporter.read("/v1/status")
         ready = decode_answer(body, dict).get("ready")
-        outcome = Exit.OK if ready else Exit.CANNOT_ASK
+        code = Exit.OK if ready else Exit.CANNOT_ASK
         evacuations = await exporter.read("/v1/evacuations") if ready else None
         blocked = await exporter.read("/v1/blocked") if ready else None
         if arguments.json:
             bodies = {"status": body, "evacuations": evacuations, "blocked": blocked}
-            return _indent(
-                {name: body and decode_answer(body, dict) for name, body in bodies.items()}
-            )
-        return show_status(
+            answers = {name: body and decode_answer(body, dict) for name, body in bodies.items()}
+            return _indent(answers), code
+        text = show_status(
             decode_answer(body, StatusAnswer),
             None if evacuations is None else decode_answer(evacuations, EvacuationsAnswer),
             None if blocked is None else decode_answer(blocked, BlockedAnswer),
             _find_screen(arguments),
         )
+        return text, code
 
-    code = _ask(arguments, read_text)
-    return outcome if code is Exit.OK else code
+    return _ask(arguments, read_text)
 
 
 def node(arguments: argparse.Namespace) -> Exit:
@@ -101,18 +98,16 @@ def node(arguments: argparse.Namespace) -> Exit:
 
     if arguments.watch and arguments.node is None:
         return complain(Exit.USAGE, "--watch needs the NAME of a node")
-    outcome = Exit.OK
 
-    async def read_text(exporter: "Exporter") -> str:
-        nonlocal outcome
-        screen = _find_screen(arguments)
+    async def read_text(exporter: "Exporter") -> tuple[str, Exit]:
+        screen, code = _find_screen(arguments), Exit.OK
         if arguments.node is None:
             body = await exporter.read("/v1/nodes")
             if not arguments.json:
-                return show_nodes(decode_answer(body, NodesAnswer), screen)
+                return show_nodes(decode_answer(body, NodesAnswer), screen), code
         elif arguments.watch:
             try:
-                return await follow_drain(
+                end = await follow_drain(
                     exporter,
                     arguments.node,
                     lambda line: _print(f"{line}\n"),
@@ -120,21 +115,20 @@ def node(arguments: argparse.Namespace) -> Exit:
                     as_json=arguments.json,
                 )
             except OSError as error:  # of standard output: requests raise CannotAsk
-                outcome = _judge_output(error, Exit.CANNOT_ASK)
-                return ""
+                return "", _judge_output(error, Exit.CANNOT_ASK)
+            return end, code
         else:
             body = await exporter.read_node(arguments.node)
             node = decode_answer(body, dict)
             if not node.get("canBeEmptied"):
-                outcome = Exit.CANNOT_BE_EMPTIED
+                code = Exit.CANNOT_BE_EMPTIED
             elif node.get("dependsOnOthers"):
-                outcome = Exit.DEPENDS_ON_OTHERS
+                code = Exit.DEPENDS_ON_OTHERS
             if not arguments.json:
-                return show_drain(decode_answer(body, DrainAnswer), screen)
-        return _indent(decode_answer(body, dict))
+                return show_drain(decode_answer(body, DrainAnswer), screen), code
+        return _indent(decode_answer(body, dict)), code
 
-    code = _ask(arguments, read_text)
-    return outcome if code is Exit.OK else code
+    return _ask(arguments, read_text)
 
 
 def _find_screen(arguments: argparse.Namespace) -> "Screen":
@@ -308,15 +302,17 @@ Ctrl-C ends it.
 """
 
 
-def _ask(arguments: argparse.Namespace, read_text: Callable[["Exporter"], Awaitable[str]]) -> Exit:
-    """Query the exporter that the arguments name, and print the answer.
+def _ask(
+    arguments: argparse.Namespace, read_text: Callable[["Exporter"], Awaitable[tuple[str, Exit]]]
+) -> Exit:
+    """Query the exporter that the arguments name, print the answer, and return its exit code.
 
     Raises `CannotAsk`, `NoSuchVmi` or `NoSuchNode`.
     """
     from exporter.cli.client import Endpoint, connect, find_url
     from exporter.credentials import CannotAsk
 
-    async def answer() -> str:
+    async def answer() -> tuple[str, Exit]:
         async with connect(endpoint) as exporter:
             return await read_text(exporter)
 
@@ -328,10 +324,11 @@ def _ask(arguments: argparse.Namespace, read_text: Callable[["Exporter"], Awaita
             cert_file=arguments.cert_file,
             key_file=arguments.key_file,
         )
-        text = asyncio.run(answer())
+        text, code = asyncio.run(answer())
     except RecursionError:
         raise CannotAsk("the answer is nested too deeply: is this an exporter?") from None
-    return print_answer(text, Exit.CANNOT_ASK)
+    printed = print_answer(text, Exit.CANNOT_ASK)
+    return code if printed is Exit.OK else printed
 
 
 def print_answer(text: str, failure: Exit) -> Exit:

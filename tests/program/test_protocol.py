@@ -16,7 +16,6 @@ from exporter.server.http.answers import LONGEST_REPEATED, Parts, Repeatable
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.certificates import Certificates
 from exporter.server.http.connections import MOST_HEADERS, Connections
-from exporter.server.http.protocol import LONGEST_LINE
 from exporter.settings import Limits
 from tests.cluster import PATIENCE
 from tests.program.waiting import wait_until
@@ -144,7 +143,7 @@ async def test_the_limits_of_aiohttp() -> None:
     async with serving(Counters()) as (connections, _):
         handler = connections.http()
     assert handler.keepalive_timeout == Limits().idle_timeout
-    assert (handler.max_line_size, handler.max_field_size) == (LONGEST_LINE, LONGEST_LINE)
+    assert (handler.max_line_size, handler.max_field_size) == (8190, 8190), "aiohttp's own limits"
     assert handler.max_headers == MOST_HEADERS
 
 
@@ -405,16 +404,18 @@ async def test_a_caller_far_ahead_gets_all_answers() -> None:
 
 async def test_each_answer_has_its_time() -> None:
     """An answer may be read late; the next one, which nobody reads, is given up all the same."""
+
+    async def answer_much(_request: web.BaseRequest) -> web.Response:
+        return web.Response(body=bytes(LARGE // 2))
+
     async with (
-        serving(Counters(), request_timeout=1.0) as (connections, port),
+        serving(Counters(), answer_much, request_timeout=4.0) as (connections, port),
         Caller(port) as caller,
     ):
-        await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await caller.send(SAME)
         await caller.ask()
-        await caller.read(LARGE)
-        await caller.ask(post(b""))
-        await caller.read(len(b"</v1/verdicts >"))
-        await caller.send(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await caller.read(LARGE // 2)
+        await caller.send(SAME)
 
         await wait_until(lambda: not connections.http.connections, what="the end of the connection")
 
@@ -435,3 +436,40 @@ async def test_an_early_answer_can_be_read() -> None:
             await asyncio.sleep(0.02)
         assert not writer.transport.is_closing()
         writer.close()
+
+
+@pytest.mark.parametrize(("size", "status"), [(2**14, b" 200 "), (2**14 + 1, b" 431 ")])
+async def test_the_longest_head(size: int, status: bytes) -> None:
+    """A head may have exactly 16 KiB."""
+    sent = b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: %b\r\n" % (b"x" * 7000) + b"B: \r\n\r\n"
+    sent = sent.replace(b"B: ", b"B: " + b"x" * 5000 + b"\r\nC: ")
+    sent = sent[:-4] + b"x" * (size - len(sent)) + sent[-4:]
+    async with serving(Counters()) as (_, port), Caller(port) as caller:
+        assert status in await caller.ask(sent)
+
+
+async def test_requests_that_were_answered_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection may send more than the budget, one request after the other."""
+    monkeypatch.setattr(budget, "BUDGET", 2**19)
+    async with serving(Counters()) as (_, port), Caller(port) as caller:
+        for _ in range(10):
+            await caller.ask(post(b"x" * 100_000))
+            await caller.read(len("</v1/verdicts >") + 100_000)
+
+
+async def test_a_caller_far_ahead_is_not_read() -> None:
+    """While a request is handled, few bytes of the next ones are taken from the network."""
+    may_end = asyncio.Event()
+
+    async def answer_late(_request: web.BaseRequest) -> web.Response:
+        await may_end.wait()
+        return web.Response()
+
+    async with serving(Counters(), answer_late) as (_, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(SAME + post(bytes(1000)) * 20_000)
+        for _ in range(20):
+            await asyncio.sleep(0.02)
+        assert writer.transport.get_write_buffer_size() > 2**20
+        writer.transport.abort()
+        may_end.set()
