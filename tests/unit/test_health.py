@@ -248,6 +248,12 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
     assert state.lost_namespaces == {"b"}
 
 
+def test_what_has_not_begun() -> None:
+    """A new watch is not synced and has no counts."""
+    fresh = Watched(Resource.VMIS, None)
+    assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("watch", "seen"),
     [
