@@ -249,7 +249,7 @@ async def test_what_is_withdrawn_is_said(scene: Scene, tmp_path: Path) -> None:
         request = scene.ask("failing")
         await exporter.until(FAILING, lambda _, vm: has_failed(vm))
         followed = await scene.until(
-            lambda eviction: "leaves" in find_entry(eviction)["message"], "the state"
+            lambda eviction: "leaves" in find_entry(eviction).get("message", ""), "the state"
         )
         asked = (await exporter.get(FAILING))[1]["evacuation"]
         withdraw(scene.cluster, request)

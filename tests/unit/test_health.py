@@ -248,6 +248,12 @@ def test_a_lost_namespace_makes_answers_about_it_stale() -> None:
     assert state.lost_namespaces == {"b"}
 
 
+def test_what_has_not_begun() -> None:
+    """A new watch is not synced and has no counts."""
+    fresh = Watched(Resource.VMIS, None)
+    assert (fresh.synced, fresh.settled, fresh.lists, fresh.invalid_objects) == (False, False, 0, 0)
+
+
 def test_optional_resources_are_seen_while_they_are_up_to_date() -> None:
     """An optional resource is visible while all its watches are synced, allowed and not dead."""
     state = health(watched(Resource.VMIS), watched(Resource.NODES))
