@@ -30,10 +30,13 @@ collect_ignore = ["integration", "e2e", "vms"]
 
 SOAK = bool(os.environ.get("SOAK"))
 
-settings.register_profile("test", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("test", derandomize=True, deadline=None, max_examples=50)
 # Any failing example is enough to notice a mutant, so Hypothesis need not shrink it.
 settings.register_profile(
-    "mutants", settings.get_profile("test"), phases=[Phase.explicit, Phase.generate]
+    "mutants",
+    settings.get_profile("test"),
+    max_examples=100,
+    phases=[Phase.explicit, Phase.generate],
 )
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("soak" if SOAK else "test")

@@ -49,7 +49,7 @@ class Size:
     is_kept: bool = False
 
 
-SMALL = Size(20, 5, 1.2, ("nothing",), (False,))
+SMALL = Size(10, 5, 1.2, ("nothing",), (False,))
 TEN_MINUTES = Size(
     600, 60, 20, ("nothing", "the plugin", "the webhook"), (True, False), is_kept=True
 )
