@@ -91,7 +91,7 @@ _TESTS = {
     "server/http/answers": "program/protocol program/listeners server/api/handlers",
     "server/api/answers": "server/api/answers server/api/handlers cli/status cli/drain",
     "server/api/handlers": "server/api/handlers server/api/long_polls",
-    "server/api/judge": "server/api/handlers",
+    "server/api/judge": "server/api/handlers server/api/answers server/admission/handlers",
     "server/api/explanation": "server/api/answers server/api/handlers",
     "words/evacuations": "words/evacuations advice taints nodes words/tables",
     "words/health": "cli/status",

@@ -113,7 +113,7 @@ class Reflector:
         Raises `KubeVirtMissing` if the API server has no resource virtualmachineinstances before
         the first list, and `wait_for_kubevirt` is off.
         """
-        self._version = None  # an event may have been lost
+        self._forget_version()  # an event may have been lost
         while True:
             self._connected_at = self.clock()
             try:
@@ -302,7 +302,7 @@ class Reflector:
         recovery = recovery_from(error)
         restart = self._record_restart(recovery.restart, judges_version=recovery.judges_version)
         if recovery.relist:
-            self._version = None
+            self._forget_version()
         if recovery.log_in:
             await self.api.renew()
             self._rejections += 1
@@ -341,15 +341,18 @@ class Reflector:
             self._futile += 1
             if self._futile >= FUTILE_TRIES:
                 self._futile = 0
-                self._version = None
+                self._forget_version()
                 self._backoff.reset()
                 why = Restart.NO_PROGRESS
         self.watched.restarts[why] += 1
         return why
 
+    def _forget_version(self) -> None:
+        self._version = None
+
     def _go_without(self, error: ApiError) -> Seconds:
         """Mark the resource as not visible, and log that once; returns the pause."""
-        self._version = None
+        self._forget_version()
         if not self.watched.rejected:
             say = self._log.warning if self.watched.is_wanted else self._log.info
             say(
