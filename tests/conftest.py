@@ -1,5 +1,6 @@
 """Fixtures for all tests, and the summary of long tests with their sizes."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -40,6 +41,12 @@ settings.register_profile(
 )
 settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile("soak" if SOAK else "test")
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported, which saves a thirtieth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

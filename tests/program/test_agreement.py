@@ -513,7 +513,7 @@ def compare_series(answers: SimpleNamespace, world: World, findings: Findings) -
 @pytest.mark.parametrize(
     "states",
     [
-        pytest.param(100, id="small"),
+        pytest.param(40, id="small"),
         pytest.param(100_000, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(6 * 3600)]),
     ],
 )

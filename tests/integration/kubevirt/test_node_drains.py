@@ -67,9 +67,12 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-async def stage(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """KubeVirt's servers, three nodes, and an exporter."""
-    async with program(tmp_path_factory.mktemp("drains"), *rig.login, config=SETTINGS) as exporter:
+    async with (
+        Rig.opened() as rig,
+        program(tmp_path_factory.mktemp("drains"), *rig.login, config=SETTINGS) as exporter,
+    ):
         await exporter.ready()
         yield Stage(rig, exporter)
 

@@ -93,10 +93,10 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-async def stage(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
     """KubeVirt's servers, three nodes and three users; no exporter yet."""
     folder = tmp_path_factory.mktemp("requesters")
-    async with AsyncExitStack() as stack:
+    async with Rig.opened() as rig, AsyncExitStack() as stack:
         control = rig.cluster.control
         await control.namespace("replicas")
         users = [await control.user(name, ()) for name in ("alice", "bob")]

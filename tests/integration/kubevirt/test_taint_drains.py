@@ -26,6 +26,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
+async def rig() -> AsyncIterator[Rig]:
+    """KubeVirt's servers and three nodes."""
+    async with Rig.opened() as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
 async def exporter(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Program]:
     """An exporter that watches the rig."""
     async with program(tmp_path_factory.mktemp("taint"), *rig.login, config=SETTINGS) as exporter:
