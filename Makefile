@@ -65,7 +65,7 @@ test: needs-python needs-test $(TESTED)
 # so that no worker has a long file at the end. With GOGC=400 a kube-apiserver starts with a fifth
 # less CPU time, and takes twice the memory.
 test-integration: needs-python needs-test-integration needs-go $(DEVELOPMENT) tools
-	SOAK= GOGC=400 $(PYTEST) -m "not soak" -n 8 --dist loadfile --no-loadscope-reorder \
+	SOAK= GOGC=400 $(PYTEST) -m "not soak" -n 6 --dist loadfile --no-loadscope-reorder \
 	    $(or $(TESTS),$(addprefix tests/integration/,descheduling kubevirt alerts bench deploy apiserver chaos canary))
 
 # Builds the images from our Dockerfiles, and tests them in a real cluster of one node. It needs
