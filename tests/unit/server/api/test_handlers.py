@@ -294,6 +294,22 @@ class TestVerdicts:
             ],
         }
 
+    async def test_a_stuck_move_is_stuck_without_an_evacuation(self, api: ServedApi) -> None:
+        """A migration that no eviction has asked for can be stuck; of a stopped VM nothing is."""
+        runs = a_running_state(start=NOW - 8000.0)
+        for name, phase in (("moves", "Running"), ("stopped", "Succeeded")):
+            api.store.put(a_vmi(name=name, uid=name, migration=runs, phase=phase))
+            api.store.put(a_vmim(vmi_name=name, name=name, uid=f"of-{name}", phase="Running"))
+        answer = await api.judge(
+            *({"namespace": "shop", "name": name} for name in ("moves", "stopped"))
+        )
+
+        fields = ("evacuating", "stuck", "drain")
+        assert [[verdict[field] for field in fields] for verdict in answer.json["verdicts"]] == [
+            [False, True, "restarts"],
+            [False, False, None],
+        ]
+
     async def test_answers_in_the_order_asked(self, api: ServedApi) -> None:
         """The verdicts have the order of the candidates; a repeated candidate has two verdicts."""
         api.cool("b")
