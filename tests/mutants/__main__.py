@@ -73,7 +73,7 @@ _TESTS = {
     "engine/store/tracker": (
         "evacuation_ends tracker taints evidence reasons store node_drains requesters"
     ),
-    "engine/store/vmi_record": "store evidence ./history",
+    "engine/store/vmi_record": "vmi_record store evidence ./history",
     "engine/facts/model": (
         "./settings cooldown diagnosis evidence drain view budgets taints"
         " kube/objects/kubevirt kube/watch/feed"
