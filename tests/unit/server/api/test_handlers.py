@@ -1026,6 +1026,18 @@ class TestNodes:
             "nodes": [n0, n0 | n1 | {"node": "n1", "vmis": 5, "dependsOnOthers": True}],
         }
 
+    async def test_a_drain_takes_as_long_as_the_longest_move(self, api: ServedApi) -> None:
+        """What is known of the moves of a node's VMs bounds its drain; stopped VMs do not count."""
+        api.store.put(KubeVirtSettings(eviction_strategy="LiveMigrate"))
+        lasted = {"short": (60.0, "Running"), "long": (120.0, "Running"), "over": (9e3, "Failed")}
+        for name, (seconds, phase) in lasted.items():
+            state = a_state(uid=f"m-{name}", start=NOW - 5000.0 - seconds, end=NOW - 5000.0)
+            vmi = a_vmi(name=name, uid=name, migration=state, migratable=True, phase=phase)
+            api.store.put(vmi)
+        api.store.put(a_vmi(name="new", uid="new", migratable=True))
+        (node,) = (await api.get("/v1/nodes")).json["nodes"]
+        assert (node["vmis"], node["atLeastSeconds"]) == (3, 120.0)
+
     async def test_one_node_has_its_candidates(self, drained: ServedApi) -> None:
         """The answer about one node has its counts and each of its VMs."""
         (_, listed) = (await drained.get("/v1/nodes")).json["nodes"]
