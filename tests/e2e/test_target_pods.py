@@ -51,9 +51,12 @@ async def test_a_target_pod_that_waits_for_a_volume(
         return next((pod for pod in pods if objects.labels(pod).get(objects.MIGRATION_JOB)), None)
 
     async def find_waiting() -> Object | None:
-        target = await find_target()
-        waits = (objects.condition(target or {}, SANDBOX) or {}).get("status") == "False"
-        return target if waits and target and target["status"].get("containerStatuses") else None
+        target = await find_target() or {}
+        waits = (objects.condition(target, SANDBOX) or {}).get("status") == "False"
+        # The kubelet and virt-controller write at the same time.
+        is_written = target.get("status", {}).get("containerStatuses")
+        is_marked = objects.condition(target, objects.UNPAUSED) is not None
+        return target if waits and is_written and is_marked else None
 
     await label_node(MACHINE)
     try:
