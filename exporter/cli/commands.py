@@ -119,10 +119,10 @@ def node(arguments: argparse.Namespace) -> Exit:
             return end, code
         else:
             body = await exporter.read_node(arguments.node)
-            node = decode_answer(body, dict)
-            if not node.get("canBeEmptied"):
+            drain = decode_answer(body, dict)
+            if not drain.get("canBeEmptied"):
                 code = Exit.CANNOT_BE_EMPTIED
-            elif node.get("dependsOnOthers"):
+            elif drain.get("dependsOnOthers"):
                 code = Exit.DEPENDS_ON_OTHERS
             if not arguments.json:
                 return show_drain(decode_answer(body, DrainAnswer), screen), code

@@ -139,6 +139,7 @@ class PluginRun:
         own = {variable.name: variable.value for variable in self._exec.env}
         info = {"KUBERNETES_EXEC_INFO": json.dumps(request, separators=(",", ":"))}
         stdout, stderr = _Pipe(self._receive_answer), _Pipe(self._receive_words)
+        has_ended = False
         try:
             try:
                 self._process = await asyncio.create_subprocess_exec(
@@ -161,9 +162,10 @@ class PluginRun:
             finally:
                 os.close(stdout.write_end)
                 os.close(stderr.write_end)
-            return await self._process.wait()
+            code = await self._process.wait()
+            has_ended = True
+            return code
         finally:
-            has_ended = self._process is not None and self._process.returncode is not None
             if self._process is not None and not has_ended:
                 self._kill()
                 await self._process.wait()

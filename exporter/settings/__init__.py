@@ -312,16 +312,16 @@ def _read(section: Section, default: T, *, skip: tuple[str, ...] = ()) -> T:
 
 
 def _read_names(section: Section, remarks: list[str]) -> KubeVirtNames:
-    if section.has("apiGroup") and not section.has("labelDomain"):
-        remarks.append(
-            "kubevirt.labelDomain: a platform that renames kubevirt.apiGroup renames the labels of"
-            " launcher pods, too; without their domain none is found"
-        )
     names = KubeVirtNames(
         api_group=section.take("apiGroup", parse_domain, KUBEVIRT.api_group),
         resource_prefix=section.take("resourcePrefix", parse_prefix, KUBEVIRT.resource_prefix),
         label_domain=section.take("labelDomain", parse_domain, KUBEVIRT.label_domain),
     )
+    if names.api_group != KUBEVIRT.api_group and not section.has("labelDomain"):
+        remarks.append(
+            "kubevirt.labelDomain: a platform that renames kubevirt.apiGroup renames the labels of"
+            " launcher pods, too; without their domain none is found"
+        )
     section.close()
     return names
 

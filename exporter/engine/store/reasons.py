@@ -106,7 +106,7 @@ class ReasonTable:
         Its deletion is over, and no reason any more. `owner` is "" if that VMI is not known. A
         reason without a date gets the date `now`, because it applied until now.
         """
-        reasons = [why for why in self._present.pop(_key(fact), ()) if not is_deletion(why)]
+        reasons = [why for why in self._present.pop(_key(fact), ()) if not _is_deletion(why)]
         if reasons and self._is_moving(owner):
             dated = (why if why.at is not None else replace(why, at=now) for why in reasons)
             self._past[owner] = _newest([*dated, *self._past.get(owner, ())])
@@ -162,7 +162,7 @@ def _key(fact: Vmi | Vmim | Pod) -> _Object:
     return type(fact), fact.namespace, fact.name
 
 
-def is_deletion(why: Why) -> bool:
+def _is_deletion(why: Why) -> bool:
     """Whether a reason is that a pod or a VM is being deleted."""
     return why.source is WhySource.DELETION or why.reason == TERMINATING
 

@@ -221,6 +221,7 @@ async def test_nobody_there_is_told(tmp_path: Path) -> None:
 NO_ANSWERS = {
     "no-token": (refusing(401, "Unauthenticated", "no token"), "--token-file FILE"),
     "no-role": (refusing(403, "Not allowed", "no"), "-exporter-caller"),
+    "no-such-host": (refusing(403, "Unknown host", "Host: expected localhost"), "with --url"),
     "nobody-to-ask": (
         refusing(503, "API server unavailable", "the API server is away"),
         "the API server is away; try again",

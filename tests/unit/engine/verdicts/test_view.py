@@ -106,7 +106,7 @@ def test_an_entry_moves_while_an_end_lies_a_little_ahead(ahead: Seconds, *, move
 
 
 def test_a_view_is_read_as_of_an_instant() -> None:
-    """`VerdictView.read` moves to the instant, and evaluates no VMI unless it is told to."""
+    """`VerdictView.read` moves to the instant, and by default evaluates no VMI."""
     view = a_verdict_view(a_store(a_vmi(migration=a_state())), POLICY)
     assert [view.read(NOW, Trust(), most=most).is_behind for most in (0, 1)] == [True, False]
     for now, is_blocked in ((NOW, True), (NOW + 300.0, False)):
