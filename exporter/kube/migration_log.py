@@ -105,11 +105,12 @@ class MigrationLog:
         if timer is not None:
             timer.cancel()
         else:
-            known = self.store.vmim(vmim.namespace, vmim.name)
-            is_known = known is not None and known.uid == vmim.uid and known.finished
             # Not the end by its node's clock, which may differ from ours by minutes.
             end = vmim.finished_at or vmim.end
-            if is_known or end is None or end <= self.started_at:
+            if end is None or end <= self.started_at:
+                return
+            known = self.store.vmim(vmim.namespace, vmim.name)
+            if known is not None and known.uid == vmim.uid and known.finished:
                 return
         ended = changed.read_end()
         if ended is None:

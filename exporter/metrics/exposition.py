@@ -18,7 +18,7 @@ from exporter.engine.evacuations.conditions import read_conditions
 from exporter.engine.evacuations.drain import OutcomeCount, take_snapshot
 from exporter.engine.facts.policy import Reason
 from exporter.engine.verdicts.rules import list_reasons
-from exporter.engine.verdicts.view import Entry, Verdicts
+from exporter.engine.verdicts.view import VMIS_AT_ONCE, Entry, Verdicts
 from exporter.metrics.counts import (
     BLOCKED_COOLDOWNS,
     BLOCKS,
@@ -73,7 +73,7 @@ def sample(view: View) -> Iterator[Piece]:
 
 
 def _read_slice(view: View) -> Verdicts:
-    return view.verdicts.read(view.now, view.health.read_trust(view.now), most=SLICE)
+    return view.verdicts.read(view.now, view.health.read_trust(view.now), most=VMIS_AT_ONCE)
 
 
 class Exposition:

@@ -8,7 +8,18 @@ from typing import Any, TypeAlias
 
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.history import History, Migration
-from exporter.engine.facts.model import Fact, Instant, MigrationState, Node, Outcome, Pod, Vmi, Vmim
+from exporter.engine.facts.model import (
+    Eviction,
+    EvictionRequester,
+    Fact,
+    Instant,
+    MigrationState,
+    Node,
+    Outcome,
+    Pod,
+    Vmi,
+    Vmim,
+)
 from exporter.engine.facts.policy import Policy
 from tests.support.stores import ClockedStore
 
@@ -20,6 +31,7 @@ NAMESPACE = "shop"
 NAME = "db1"
 UID = "uid-of-db1"
 KEEP = 64
+DRAIN = EvictionRequester("example.com/drain", "Eviction")
 
 
 def rfc3339(instant: Instant) -> str:
@@ -121,6 +133,23 @@ def a_pod(**overrides: Any) -> Pod:
         "scheduled": True,
     } | overrides
     return Pod(**fields)
+
+
+def an_eviction(*requesters: EvictionRequester, **overrides: Any) -> Eviction:
+    """An Eviction of db1's launcher pod, which has not ended."""
+    pod = a_pod()
+    fields: Json = {
+        "namespace": pod.namespace,
+        "name": f"pod-1-{pod.name}",
+        "uid": "e1",
+        "pod": pod.name,
+        "pod_uid": pod.uid,
+        "created": NOW - 60.0,
+        "requesters": requesters or (DRAIN,),
+        "responder": "imperative-eviction.k8s.io/evictor",
+        "state": "Active",
+    } | overrides
+    return Eviction(**fields)
 
 
 def a_migration(**overrides: Any) -> Migration:

@@ -162,30 +162,32 @@ def _find_guarded(store: Store, conditions: Conditions) -> Iterator[Vmi]:
 class OutcomeCount:
     """Counts the drain outcomes of the VMIs of a snapshot.
 
-    Each step of the iteration visits one unsettled VMI. After the last step `counts` has the number
-    of VMIs by node and outcome, sorted by node, `evacuations` has each evacuation with the outcome
-    of its VMI, `outlived` the pods by node that have outlived their VM's move, and `requests` the
-    Evictions by node that ask for VMs there.
+    Each step of the iteration visits the settled VMIs of one node and mobility, or one unsettled
+    VMI. After the last step `counts` has the number of VMIs by node and outcome, sorted by node,
+    `evacuations` has each evacuation with the outcome of its VMI, `outlived` the pods by node that
+    have outlived their VM's move, and `requests` the Evictions by node that ask for VMs there.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.evacuations: list[tuple[Diagnosed, DrainOutcome]] = []
-        nodes = sorted({node for node, _ in snapshot.mobilities if node})
-        self.counts: dict[str, Counter[DrainOutcome]] = {node: Counter() for node in nodes}
+        self.counts: dict[str, Counter[DrainOutcome]] = {
+            node: Counter() for node in sorted({node for node, _ in snapshot.mobilities if node})
+        }
         self.outlived = defaultdict[str, list[OutlivedPod]](list)
         self.requests = defaultdict[str, list[Request]](list)
         self._settled = SettledOutcomes(snapshot.conditions)
+
+    def __iter__(self) -> Iterator[None]:
+        snapshot, conditions = self.snapshot, self.snapshot.conditions
         for (node, mobility), vmis in snapshot.mobilities.items():
             if node:
                 self.counts[node][self._settled[node, mobility]] += vmis
+            yield
         for vmi in snapshot.guarded:
             self.counts[vmi.node][DrainOutcome.RESTARTS] -= 1
             self.counts[vmi.node][DrainOutcome.STAYS] += 1
-
-    def __iter__(self) -> Iterator[None]:
-        conditions = self.snapshot.conditions
-        for evidence in self.snapshot.unsettled:
+        for evidence in snapshot.unsettled:
             vmi, diagnosis = evidence.vmi, conditions.diagnose(evidence)
             outcome = judge(evidence, conditions, diagnosis).outcome
             for pod in evidence.find_outlived(conditions.now):
@@ -295,7 +297,7 @@ def _find_reasons(store: Store, evidence: Evidence, conditions: Conditions) -> t
     reasons = store.reasons(evidence.vmi)
     budget = conditions.find_budget(evidence)
     if budget and judge(evidence, conditions, None).ground is Ground.BUDGET:
-        return (Why(WhySource.POD_DISRUPTION_BUDGET, budget), *reasons[: REASONS_SHOWN - 1])
+        return (Why(WhySource.POD_DISRUPTION_BUDGET, budget), *reasons)[:REASONS_SHOWN]
     return reasons
 
 
@@ -365,8 +367,9 @@ def _find_requests(evidence: Evidence, outcome: DrainOutcome) -> Iterator[Reques
 def _join(evictions: Sequence[Eviction]) -> Requester | None:
     """Everybody who asks, since the oldest Eviction."""
     names = sorted({name for eviction in evictions for name in eviction.askers})
-    since = min((eviction.created or 0.0 for eviction in evictions), default=0.0)
-    return Requester(since, ", ".join(names)) if names else None
+    if not names:
+        return None
+    return Requester(min(eviction.created or 0.0 for eviction in evictions), ", ".join(names))
 
 
 def _is_queued(diagnosis: Diagnosis) -> bool:

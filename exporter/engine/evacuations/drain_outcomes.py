@@ -10,6 +10,8 @@ budget forbids `restarts`), `restarts`, `waits`, `fails` (no other node), `leave
 
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from exporter.engine.facts.evidence import Evidence
 from exporter.engine.facts.model import KubeVirtSettings, Mobility, Seconds
 
@@ -93,7 +95,7 @@ OUTCOMES = {
 def measure_mobility(evidence: Evidence) -> Mobility:
     """The mobility of a VMI; a VMI with an unfinished VMIM counts as migrating."""
     mobility = evidence.vmi.mobility
-    return mobility if evidence.unfinished() is None else mobility._replace(migrating=True)
+    return mobility if evidence.unfinished() is None else replace(mobility, migrating=True)
 
 
 def decide_ground(

@@ -168,7 +168,7 @@ class MigrationState(Struct, frozen=True, gc=False, omit_defaults=True):
         return self.start is not None and not self.ended
 
 
-class Mobility(NamedTuple):
+class Mobility(Struct, frozen=True, gc=False):
     """The facts of a VMI that decide how a drain treats it.
 
     `strategy` is the VMI's own evictionStrategy, "" if it has none. `migrating`: the VMI has to

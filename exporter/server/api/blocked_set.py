@@ -18,7 +18,7 @@ import msgspec
 from msgspec import structs
 
 from exporter.engine.facts.model import Checkpoint, Instant, Seconds
-from exporter.engine.verdicts.view import Verdicts, VerdictView
+from exporter.engine.verdicts.view import VMIS_AT_ONCE, Verdicts, VerdictView
 from exporter.health import Health, Staleness
 from exporter.server.api.schemas import BlockedVmi
 from exporter.text import to_release
@@ -29,8 +29,6 @@ MOVES_EVERY: Seconds = 1.0
 
 `notBefore` moves while the recorded end of a migration is in the future by our clock.
 """
-SLICE = 20
-"""How many VMIs are evaluated or written without yielding. That takes 2 ms."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class BlockedSet:
         now = self.clock()
         if not blocked.computed_at <= now < blocked.changes_at:
             return False
-        verdicts = self.view.read(now, self.health.read_trust(now), most=SLICE)
+        verdicts = self.view.read(now, self.health.read_trust(now), most=VMIS_AT_ONCE)
         fresh = blocked.freshness == self._read_freshness(now)
         return fresh and not verdicts.is_behind and verdicts.revision == blocked.revision
 
@@ -105,7 +103,7 @@ class BlockedSet:
         """The verdicts of all VMIs, which are evaluated in slices, and their instant."""
         while True:
             now = self.clock()
-            verdicts = self.view.read(now, self.health.read_trust(now), most=SLICE)
+            verdicts = self.view.read(now, self.health.read_trust(now), most=VMIS_AT_ONCE)
             if not verdicts.is_behind:
                 return now, verdicts
             await asyncio.sleep(0)
@@ -119,7 +117,7 @@ class BlockedSet:
         entries: list[BlockedVmi] = []
         encoded: list[bytes] = []
         digest = hashlib.sha256()
-        while some := [*islice(blocked_entries, SLICE)]:
+        while some := [*islice(blocked_entries, VMIS_AT_ONCE)]:
             await asyncio.sleep(0)
             begin = len(entries)
             for entry, point in product(some, wanted):

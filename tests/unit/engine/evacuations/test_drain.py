@@ -10,9 +10,11 @@ from msgspec.structs import replace
 
 from exporter.engine.evacuations.conditions import Conditions, read_conditions
 from exporter.engine.evacuations.drain import (
+    OutcomeCount,
     forecast_node,
     forecast_nodes,
     sum_outcomes,
+    take_snapshot,
 )
 from exporter.engine.evacuations.drain_outcomes import (
     DrainOutcome,
@@ -32,9 +34,10 @@ from exporter.engine.facts.model import (
     Vmi,
     Vmim,
 )
-from exporter.engine.facts.policy import StuckPolicy
+from exporter.engine.facts.policy import Policy, StuckPolicy
 from exporter.engine.facts.states import NEEDS_PERSON, VMIM_CONDITIONS, State
 from exporter.engine.facts.trust import DEAD_AFTER, NamespaceTrust, Trust
+from exporter.engine.verdicts.view import VerdictView
 from tests.support.builders import (
     NAMESPACE,
     NOW,
@@ -138,6 +141,30 @@ def test_what_has_stopped_or_has_no_node_is_left_out() -> None:
 
     assert outcomes_of(store) == {"db1": LEAVES}
     assert [row.node for row in forecast_nodes(count_outcomes(store, now_in(store)), {})] == ["n1"]
+
+
+def test_a_count_pauses() -> None:
+    """Other tasks run after the settled VMs of each node, and after each other VM."""
+    store = a_store(
+        *(a_movable(number, node=f"n{number}") for number in (1, 2, 3)),
+        a_movable(4, evacuation_node="n1"),
+    )
+    conditions = now_in(store)
+    unsettled = VerdictView(store, Policy()).read(NOW, conditions.trust).list_unsettled()
+    assert len([*OutcomeCount(take_snapshot(store, conditions, unsettled))]) == 4
+
+
+def test_pods_that_were_left_behind_are_sorted() -> None:
+    """The forecast of a node has the pods of VMs that have left it, by name."""
+    pods = [
+        a_pod(name=f"{place}-{number}", uid=f"{place}-{number}", vmi_uid=f"uid-{number}", node=node)
+        for number in (5, 4, 3, 2, 1)
+        for place, node in (("here", "n2"), ("left", "n1"))
+    ]
+    store = a_store(*(a_movable(number, node="n2") for number in range(1, 6)), *pods)
+    forecast, _ = forecast_node(store, "n1", now_in(store))
+    names = [outlived.pod.name for outlived in forecast.outlived]
+    assert names == [f"left-{number}" for number in range(1, 6)]
 
 
 def test_a_node_is_emptied_unless_a_vm_stays() -> None:

@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.facts.evidence import FAILURES_KEPT, Evidence, Marker
+from exporter.engine.facts.evidence import FAILURES_KEPT, OUTLIVES_AFTER, Evidence, Marker
 from exporter.engine.facts.history import Migration
 from exporter.engine.facts.model import (
     CLOCK_SKEW,
+    EvictionRequester,
     Fact,
     KubeVirtSettings,
     MigrationLimits,
     MigrationState,
     Outcome,
+    Pod,
     Resource,
     Trigger,
     Vmim,
@@ -27,10 +29,15 @@ from tests.support.builders import (
     NAME,
     NAMESPACE,
     NOW,
+    a_history,
+    a_migration,
     a_pod,
+    a_running_state,
+    a_state,
     a_vmi,
     a_vmim,
     an_ended_vmim,
+    an_eviction,
     some_evidence,
 )
 from tests.support.builders import a_store as a_new_store
@@ -471,6 +478,16 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
     assert list(seen(store).distrusted_from()) == [NOW + DEAD_AFTER]
 
 
+def test_when_a_running_migration_is_not_believed_any_more() -> None:
+    """A migration without an end is not believed ten minutes after its VMIM has finished."""
+    running = a_vmi(migration=a_running_state())
+    history = a_history(m1=a_migration(end=None, finished_at=NOW))
+
+    assert list(some_evidence(vmi=running).distrusted_from()) == []
+    finished = some_evidence(vmi=running, history=history)
+    assert list(finished.distrusted_from()) == [NOW + DEAD_AFTER]
+
+
 @pytest.mark.parametrize(
     ("facts", "unsettled"),
     [
@@ -482,6 +499,12 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
         pytest.param({"pods": (a_pod(), a_pod(name="second"))}, True, id="two-active-pods"),
         pytest.param({"pods": (a_pod(), a_pod(phase="Failed"))}, False, id="one-active-pod"),
         pytest.param({"vmi": a_vmi(deleted_at=NOW)}, True, id="is-deleted"),
+        pytest.param({"eviction": an_eviction()}, True, id="asked-to-leave"),
+        pytest.param(
+            {"eviction": an_eviction(EvictionRequester("drain", "Withdrawn"))},
+            False,
+            id="not-asked-any-more",
+        ),
         pytest.param(
             {"vmi": a_vmi(phase="Failed", deleted_at=NOW), "vmims": (a_vmim(),)},
             False,
@@ -492,3 +515,135 @@ def test_when_an_unreadable_object_is_not_believed_any_more() -> None:
 def test_whether_more_than_its_mobility_decides(facts: dict[str, Any], unsettled: bool) -> None:
     """A settled VMI has stopped, or has no marker, no move, no failure and one active pod."""
     assert some_evidence(**facts).unsettled is unsettled
+
+
+ELSEWHERE = a_pod(name="elsewhere", uid="elsewhere", node="n2")
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "outlived"),
+    [
+        pytest.param(ELSEWHERE, {}, True, id="no-migration-uses-it"),
+        pytest.param(a_pod(), {}, False, id="the-vms-own"),
+        pytest.param(replace(ELSEWHERE, node=""), {}, False, id="not-scheduled"),
+        pytest.param(replace(ELSEWHERE, phase="Failed"), {}, False, id="finished"),
+        pytest.param(ELSEWHERE, {"vmi": a_vmi(node="")}, False, id="the-vm-is-nowhere"),
+        pytest.param(
+            replace(ELSEWHERE, migration_uid="m1"),
+            {"vmims": (a_vmim(uid="m1"),)},
+            False,
+            id="the-target-of-an-unfinished-attempt",
+        ),
+        pytest.param(
+            replace(ELSEWHERE, migration_uid="m0"),
+            {"vmims": (a_vmim(uid="m1"),)},
+            True,
+            id="the-target-of-an-earlier-attempt",
+        ),
+        pytest.param(
+            ELSEWHERE,
+            {"vmims": (a_vmim(uid="m1", handed_off=True),)},
+            False,
+            id="while-an-attempt-is-handed-off",
+        ),
+        pytest.param(
+            ELSEWHERE, {"vmi": a_vmi(migration=a_running_state())}, False, id="while-it-migrates"
+        ),
+        pytest.param(
+            ELSEWHERE,
+            {"vmi": a_vmi(migration=a_state(end=NOW - OUTLIVES_AFTER))},
+            False,
+            id="ten-minutes-after-a-migration",
+        ),
+        pytest.param(
+            ELSEWHERE,
+            {"vmi": a_vmi(migration=a_state(end=NOW - OUTLIVES_AFTER - 1.0))},
+            True,
+            id="later",
+        ),
+    ],
+)
+def test_which_pods_have_outlived_their_migration(
+    pod: Pod, facts: dict[str, Any], outlived: bool
+) -> None:
+    """An active pod on another node has outlived its migration if none uses it for ten minutes."""
+    evidence = some_evidence(pods=(pod,), **facts)
+
+    assert list(evidence.find_outlived(NOW)) == [pod] * outlived
+
+
+def _running(**state: Any) -> dict[str, Any]:
+    return {"vmi": a_vmi(migration=a_running_state(source_node="n1", target_node="n2", **state))}
+
+
+@pytest.mark.parametrize(
+    ("pod", "facts", "is_target"),
+    [
+        pytest.param(ELSEWHERE, {}, False, id="no-migration"),
+        pytest.param(ELSEWHERE, {"vmims": (a_vmim(),)}, True, id="of-no-named-attempt"),
+        pytest.param(ELSEWHERE, _running(), True, id="while-it-runs-without-its-vmim"),
+        pytest.param(
+            replace(ELSEWHERE, migration_uid="m1"), _running(), True, id="of-this-attempt"
+        ),
+        pytest.param(
+            replace(ELSEWHERE, migration_uid="m0"), _running(), False, id="of-an-earlier-attempt"
+        ),
+        pytest.param(replace(ELSEWHERE, phase="Failed"), _running(), False, id="finished"),
+        pytest.param(a_pod(), _running(), False, id="the-source"),
+        pytest.param(
+            a_pod(),
+            {"vmi": a_vmi(node="n2", migration=a_running_state(source_node="n1"))},
+            False,
+            id="the-source-once-the-vm-has-arrived",
+        ),
+        pytest.param(
+            a_pod(),
+            {"vmi": a_vmi(node="n2", migration=a_state(source_node="n1"))},
+            False,
+            id="the-source-of-an-ended-migration",
+        ),
+        pytest.param(replace(ELSEWHERE, node=""), _running(), True, id="not-scheduled"),
+    ],
+)
+def test_which_pod_is_the_target(pod: Pod, facts: dict[str, Any], is_target: bool) -> None:
+    """The target of an unfinished migration is an active pod that is not on the VM's node."""
+    assert some_evidence(pods=(pod,), **facts).is_target(pod) is is_target
+
+
+@pytest.mark.parametrize(
+    ("facts", "ends_at"),
+    [
+        pytest.param({}, None, id="not-deleted"),
+        pytest.param({"vmi": a_vmi(deleted_at=NOW)}, NOW, id="the-vmi-is-deleted"),
+        pytest.param({"launcher": a_pod(deleted_at=NOW)}, NOW, id="its-pod-is-deleted"),
+        pytest.param(
+            {"launcher": a_pod(deleted_at=NOW), "vmims": (a_vmim(uid="m1"),)},
+            NOW,
+            id="its-pod-is-deleted-while-it-moves",
+        ),
+        pytest.param(
+            {"launcher": a_pod(deleted_at=NOW, migration_uid="m1"), "vmims": (a_vmim(uid="m1"),)},
+            None,
+            id="the-target-is-deleted",
+        ),
+        pytest.param(
+            {"launcher": a_pod(deleted_at=NOW, phase="Failed")}, None, id="its-pod-has-finished"
+        ),
+        pytest.param({"launcher": None}, None, id="no-pod"),
+    ],
+)
+def test_when_a_vm_ends(facts: dict[str, Any], ends_at: float | None) -> None:
+    """A VM ends with its VMI or with its own pod, and not with the target of its migration."""
+    assert some_evidence(**facts).ends_at == ends_at
+
+
+def test_when_the_last_migration_started() -> None:
+    """Where the end is corrected, so is the start: the duration stays that of the nodes."""
+    late = a_vmi(migration=a_state(start=NOW - 660.0, end=NOW - 600.0))
+    history = a_history(m1=a_migration(finished_at=NOW - 700.0))
+
+    assert some_evidence().migration_start is None
+    assert some_evidence(vmi=late).migration_start == NOW - 660.0
+    corrected = some_evidence(vmi=late, history=history)
+    assert corrected.migration_end is not None
+    assert corrected.migration_start == corrected.migration_end - 60.0

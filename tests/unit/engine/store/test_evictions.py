@@ -17,30 +17,12 @@ from exporter.engine.facts.trust import Trust
 from exporter.engine.store.evictions import EvictionIndex, EvictionOutcome, RequesterKind
 from exporter.engine.store.requesters import Source
 from exporter.kube.objects.kubevirt import parse_object
-from tests.support.builders import NOW, a_pod, a_vmi
+from tests.support.builders import DRAIN, NOW, a_pod, a_vmi, an_eviction
 from tests.support.stores import ClockedStore, a_trust
 
 
 RECORDED = Path(__file__).parents[3] / "data" / "evictions"
-DRAIN = EvictionRequester("example.com/drain", "Eviction")
 BALANCE = EvictionRequester("example.com/descheduler", "Eviction")
-
-
-def an_eviction(*requesters: EvictionRequester, **fields: object) -> Eviction:
-    """An Eviction of db1's launcher pod, which has not ended."""
-    pod = a_pod()
-    eviction = Eviction(
-        namespace=pod.namespace,
-        name=f"pod-1-{pod.name}",
-        uid="e1",
-        pod=pod.name,
-        pod_uid=pod.uid,
-        created=NOW - 60.0,
-        requesters=requesters or (DRAIN,),
-        responder="imperative-eviction.k8s.io/evictor",
-        state="Active",
-    )
-    return replace(eviction, **fields)
 
 
 @pytest.fixture
@@ -98,6 +80,13 @@ def test_a_vm_that_is_not_marked_yet_counts_in_its_drain(store: ClockedStore) ->
     assert progress() is None
     store.put(an_eviction())
     assert progress() == (1, Requester(NOW - 60.0, DRAIN.name))
+
+    store.put(a_vmi(name="db2", uid="2"))
+    pod = a_pod(name="virt-launcher-db2-x", uid="p2", vmi_uid="2")
+    store.put(pod)
+    later = {"name": "e2", "uid": "e2", "pod": pod.name, "pod_uid": pod.uid, "created": NOW - 30.0}
+    store.put(an_eviction(BALANCE, **later))
+    assert progress() == (2, Requester(NOW - 60.0, f"{BALANCE.name}, {DRAIN.name}"))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from tests.support.builders import (
     a_store,
     a_vmim,
 )
-from tests.support.stores import ClockedStore, count_outcomes
+from tests.support.stores import ClockedStore, a_trust, count_outcomes
 from tests.unit.engine.evacuations.test_drain import a_failure, a_movable
 
 
@@ -216,6 +216,16 @@ def test_a_cordoned_node_with_vms_that_stay_is_drained() -> None:
     assert not drain.stuck
     store.put(a_cordon(schedulable=True, cordoned_at=None))
     assert forecast_node(store, "n1", now_in(store))[0].progress is None
+
+
+def test_a_drain_whose_node_cannot_be_seen() -> None:
+    """Only the VMs that are asked to leave remain: whether the node is still closed is unknown."""
+    store = a_store(a_cordon(), a_movable(1, migratable=False), asked(2), by_a_person(2))
+    assert drain_of(store).remaining == 2
+    conditions = read_conditions(store, StuckPolicy(), a_trust(hidden=[Resource.NODES]), NOW)
+    progress = forecast_node(store, "n1", conditions)[0].progress
+    assert progress is not None
+    assert (progress.remaining, progress.failing, progress.stuck) == (1, 0, False)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ from exporter.engine.facts.model import (
 from exporter.engine.facts.policy import Override, Policy, Reason
 from exporter.engine.facts.trust import NamespaceTrust, Trust
 from exporter.engine.verdicts.cooldown import Cooldown, measure_cooldown
+from exporter.engine.verdicts.expiries import SPARE
 from exporter.engine.verdicts.foreseen import BlockLabels, foresee_blocks
-from exporter.engine.verdicts.view import ALLOWED, SPARE, Tally, Verdicts
+from exporter.engine.verdicts.view import ALLOWED, Tally, Verdicts
 from tests.support.builders import (
     NAME,
     NAMESPACE,
@@ -55,7 +56,9 @@ SILENT = a_trust(*CLUSTER_RESOURCES)
 
 def count_kept(view: Verdicts) -> int:
     """The number of entries in all containers of a view."""
-    return sum(len(row) for row in vars(view).values() if isinstance(row, dict | list | set))
+    own = vars(view)
+    values = (*own.values(), *vars(own["_expiries"]).values())
+    return sum(len(value) for value in values if isinstance(value, dict | list | set))
 
 
 def is_behind(view: Verdicts, now: Instant) -> bool:
@@ -127,6 +130,15 @@ def test_the_next_change_is_the_earliest_expiry() -> None:
         assert view.changes_at() == min(entry.until for entry in cooling)
 
 
+def test_an_unsettled_vmi_is_listed_at_once() -> None:
+    """The list has a VMI that has changed since the last evaluation."""
+    store = a_store(a_vmi())
+    view = some_verdicts(store, POLICY)
+    assert view.list_unsettled() == []
+    store.put(a_vmi(evacuation_node="n1"))
+    assert [evidence.vmi.evacuation_node for evidence in view.list_unsettled()] == ["n1"]
+
+
 def test_a_vmi_counts_once_by_its_first_reason() -> None:
     """A VMI that is blocked at both checkpoints counts once, for `filter`."""
     store = a_store(
@@ -155,6 +167,8 @@ def test_the_blocks_that_may_be_counted_soon() -> None:
     assert foreseen() == {"n1": {Reason.COOLDOWN}}
     store.put(a_vmim())
     moves = {Reason.MIGRATION_IN_PROGRESS, Reason.COOLDOWN}
+    store.put(a_pod(name="ended", uid="ended", node="n3", phase="Failed"))
+    store.put(a_pod(name="unscheduled", uid="unscheduled", node=""))
     assert foreseen() == {"n1": moves}
     store.put(a_vmi(migration=a_running_state(target_node="n2")))
     assert foreseen() == {"n1": moves, "n2": moves}

@@ -673,7 +673,16 @@ class TestReadiness:
 
     @pytest.mark.parametrize(
         ("method", "path"),
-        [("POST", VERDICTS), ("GET", BLOCKED), ("GET", "/v1/vmis/shop/db1"), ("GET", "/readyz")],
+        [
+            ("POST", VERDICTS),
+            ("GET", BLOCKED),
+            ("GET", "/v1/vmis?name=db1"),
+            ("GET", "/v1/vmis/shop/db1"),
+            ("GET", "/v1/evacuations"),
+            ("GET", "/v1/nodes"),
+            ("GET", "/v1/nodes/n1"),
+            ("GET", "/readyz"),
+        ],
     )
     @pytest.mark.parametrize("closing", [False, True], ids=["before-the-sync", "while-closing"])
     async def test_is_503_with_when_to_retry(
@@ -693,6 +702,13 @@ class TestReadiness:
         assert answer.status == 503
         assert int(answer.headers["Retry-After"]) > 0
         assert ("shutting down" if closing else "virtualmachineinstances") in answer.detail
+
+    async def test_the_status_is_not_ready_during_shutdown(self, api: ServedApi) -> None:
+        """The status says that the exporter is ready until it is closed."""
+        before = (await api.get("/v1/status")).json["ready"]
+        api.service.close()
+
+        assert (before, (await api.get("/v1/status")).json["ready"]) == (True, False)
 
     @pytest.mark.parametrize("path", ["/livez", "/metrics", "/", "/openapi.json"])
     async def test_the_rest_is_served_before_the_sync(self, api: ServedApi, path: str) -> None:

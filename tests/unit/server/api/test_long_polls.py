@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.engine.facts.model import Checkpoint, Resource
+from exporter.engine.verdicts.view import VMIS_AT_ONCE
 from exporter.health import Watched
-from exporter.server.api.blocked_set import MOVES_EVERY, SLICE, Blocked, BlockedSet
+from exporter.server.api.blocked_set import MOVES_EVERY, Blocked, BlockedSet
 from exporter.server.api.long_polls import BATCH, CHECK_EVERY, SETTLING
 from exporter.text import to_datetime
 from tests.cluster import PATIENCE
@@ -151,7 +152,7 @@ class TestRead:
 class TestManyVmis:
     """A set that takes long to compute, because it has many VMIs."""
 
-    MANY = 5 * SLICE
+    MANY = 5 * VMIS_AT_ONCE
 
     @pytest.fixture
     def scene(self, scene: ServedApi) -> ServedApi:
@@ -169,7 +170,7 @@ class TestManyVmis:
             await asyncio.sleep(0)
 
         assert len(reading.result().entries) == self.MANY
-        assert turns >= 2 * (self.MANY // SLICE)
+        assert turns >= 2 * (self.MANY // VMIS_AT_ONCE)
 
     async def test_callers_at_the_same_time_share_it(self, scene: ServedApi) -> None:
         """Requests that arrive during a computation share the next one."""
@@ -187,7 +188,7 @@ class TestManyVmis:
         computed.
         """
         reading = asyncio.create_task(scene.blocked.read(None))
-        for _ in range(2 * (self.MANY // SLICE) - 2):
+        for _ in range(2 * (self.MANY // VMIS_AT_ONCE) - 2):
             await asyncio.sleep(0)
         scene.cool("a")
         scene.cool("v0000", left=-1.0)
@@ -204,7 +205,7 @@ class TestManyVmis:
         known = (await scene.blocked.read(None)).etag
         scene.clock.instant += MOVES_EVERY
         waiting = asyncio.create_task(scene.polls.wait(None, known, HOUR))
-        for _ in range(self.MANY // SLICE - 1):
+        for _ in range(self.MANY // VMIS_AT_ONCE - 1):
             await asyncio.sleep(0)
         scene.cool("a")
         blocked = await asyncio.wait_for(waiting, PATIENCE)
@@ -264,7 +265,7 @@ class TestWait:
         """Shutdown answers every long poll at once."""
         known = read(scene.blocked, None).etag
         waiting = await begin_many(scene, 500)
-        scene.polls.close()
+        scene.service.close()
         async with asyncio.timeout(PATIENCE):
             answers = await asyncio.gather(*waiting)
             late = await scene.polls.wait(None, known, HOUR)
