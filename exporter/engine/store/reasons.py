@@ -117,14 +117,19 @@ class ReasonTable:
         self._past.pop(vmi.uid, None)
 
     def end(self, vmi: Vmi) -> None:
-        """Drop the reasons of an evacuation that is over."""
+        """Drop the reasons of an evacuation that is over, or of a move that has succeeded."""
         self._past.pop(vmi.uid, None)
         for attempt in self._list_attempts(vmi):
             if attempt.finished:
                 self._present.pop(_key(attempt), None)
 
     def settle(self, vmi: Vmi) -> None:
-        """Drop the reasons of attempts that were read before their VMI, if it is not moving."""
+        """Drop the reasons that a VMI which is not moving does not need.
+
+        They are those of attempts that were read before it, or of an evacuation that was cancelled.
+        """
+        if self._past and not self._is_moving(vmi.uid):
+            self._past.pop(vmi.uid, None)
         for attempt in self._list_attempts(vmi):
             if not self._may_hold(attempt):
                 self._present.pop(_key(attempt), None)
@@ -153,9 +158,9 @@ class ReasonTable:
         record = self._vmis.by_uid.get(uid)
         if record is None:
             return False
-        named = self._vmims.naming(record.key)
-        is_failing = self._vmims.failing[record.key] >= FEWEST_FAILURES
-        return is_failing or any(not binding.vmim.finished for binding in named)
+        return self._vmims.failing[record.key] >= FEWEST_FAILURES or any(
+            not binding.vmim.finished for binding in self._vmims.naming(record.key)
+        )
 
 
 def _key(fact: Vmi | Vmim | Pod) -> _Object:

@@ -316,7 +316,7 @@ class Store:
         self._merger.merge_vmi(record, before, at)
         was_evacuating = record.marker is not None
         self.evacuations.update(record, before, at)
-        if before is None:
+        if before is None or (was_evacuating and before.node == vmi.node):
             self._reasons.settle(vmi)
         elif was_evacuating and record.marker is None:
             self._reasons.end(vmi)

@@ -67,6 +67,7 @@ def test_the_cause_outlives_its_pod(store: ClockedStore) -> None:
     store.remove(Resource.PODS, "shop", "target")
     put(store, FAILED, FAILURE)
     put(store, a_vmim(name="mig-2", uid="m2", evacuates="n1"))
+    put(store, replace(EVACUATING, phase="Running"))
     dated = Why(PULL.source, PULL.reason, PULL.message, NOW)
     assert reasons(store) == (dated, FAILURE, FULL)
 
@@ -97,8 +98,30 @@ def test_the_reasons_of_deleted_objects_end_with_the_evacuation(store: ClockedSt
     assert reasons(store) == (PULL,)
     store.remove(Resource.PODS, "shop", "target")
     put(store, a_vmi())
+    store.now += 1.0
     put(store, EVACUATING)
     assert reasons(store) == ()
+
+
+def test_a_cancelled_evacuation_leaves_the_reasons_of_repeated_failures(
+    store: ClockedStore,
+) -> None:
+    """They say why the VM's last migrations failed, as after a restart; those of others go."""
+    put(store, EVACUATING)
+    put(store, WAITING)
+    put(store, TARGET, PULL)
+    store.remove(Resource.PODS, "shop", "target")
+    put(store, FAILED)
+    put(store, a_vmi())
+    assert count_reasons(store) == 0
+
+    put(store, EVACUATING)
+    for name, uid in (("mig-1", "m1"), ("mig-2", "m2")):
+        put(store, replace(FAILED, name=name, uid=uid), FAILURE)
+    put(store, a_vmi())
+    assert reasons(store) == (FAILURE,)
+    put(store, a_vmim(name="mig-3", uid="m3", phase="Succeeded", finished=True))
+    assert count_reasons(store) == 0
 
 
 def test_a_deleted_vmim_is_remembered_too(store: ClockedStore) -> None:
@@ -161,6 +184,25 @@ def test_the_finished_pod_of_an_idle_vmi_gives_none(store: ClockedStore) -> None
     put(store, a_vmi())
     put(store, replace(TARGET, phase="Failed"), PULL)
     assert count_reasons(store) == 0
+
+
+def test_the_finished_pod_of_an_unknown_vmi_gives_none(store: ClockedStore) -> None:
+    """A pod that is no target and has ended gives no reason, if its VMI is not there."""
+    put(store, replace(TARGET, migration_uid="", phase="Failed"), PULL)
+    assert count_reasons(store) == 0
+
+
+def test_the_deletion_of_the_vm_s_own_pod_is_a_reason(store: ClockedStore) -> None:
+    """The VM ends with its own pod, so the pod is no target that terminates."""
+    ends = Why(WhySource.DELETION, "Terminating", "the pod is being deleted", NOW)
+    goes = Why(WhySource.TARGET_CONTAINER, "Terminating", "the pod is being deleted", NOW)
+    put(store, EVACUATING)
+    put(store, WAITING)
+    put(store, a_pod(), ends, goes)
+    put(store, TARGET, ends, goes)
+    assert reasons(store) == (ends, goes)
+    store.remove(Resource.PODS, "shop", TARGET.name)
+    assert reasons(store) == (ends,)
 
 
 def test_two_failures_give_reasons_without_a_request(store: ClockedStore) -> None:
