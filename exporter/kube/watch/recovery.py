@@ -19,7 +19,7 @@ from exporter.kube.client import (
 from exporter.kube.objects.kubevirt import Bookmark, Changed, Deleted, Failed
 
 
-SOON: Seconds = 2.0
+SOON: Seconds = 1.5
 """The longest pause while a server starts: with its jitter, at most one request a second."""
 
 
@@ -58,7 +58,7 @@ _RECOVERIES: dict[type[ApiError], Recovery] = {
 
 @dataclass
 class ExponentialBackoff:
-    """Random pauses: each pause is between half of a bound and the bound, which then doubles."""
+    """Random pauses: between two thirds of a bound and the bound, which then doubles."""
 
     rng: random.Random
     _: KW_ONLY
@@ -72,7 +72,7 @@ class ExponentialBackoff:
         """The pause before the next attempt, of at most `longest`."""
         bound = self._bound if longest is None else min(self._bound, longest)
         self._bound = min(self.most, self._bound * 2)
-        return bound * self.rng.uniform(0.5, 1.0)
+        return bound * self.rng.uniform(2 / 3, 1.0)
 
     def reset(self) -> None:
         """Start again with the first pause, after a success."""
