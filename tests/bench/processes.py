@@ -88,6 +88,11 @@ class Running:
         """Run a process that has not started threads yet on this core alone."""
         os.sched_setaffinity(self._process.pid, {core})
 
+    def give_way(self) -> None:
+        """Run each thread of a process only while no other process wants its core."""
+        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
+
     def is_gone(self) -> bool:
         """Whether the process has ended."""
         return self._process.poll() is not None
@@ -134,15 +139,25 @@ def exchange(
 
 
 class Load(Running):
-    """`bench-load serve`: the API server of the benchmark."""
+    """`bench-load serve`: the API server of the benchmark.
+
+    One of `managed` VMIs and VMIMs has `managedFields`.
+    """
 
     def __init__(
-        self, *, vmis: int, each: int = 3, cooling: int = 100, nodes: int = 0, heartbeat: float = 10
+        self,
+        *,
+        vmis: int,
+        each: int = 3,
+        cooling: int = 100,
+        nodes: int = 0,
+        heartbeat: float = 10,
+        managed: int = 3,
     ) -> None:
         super().__init__(
             tool("bench-load"), "serve",
             *("--vmis", str(vmis), "--vmims-each", str(each), "--cooling", str(cooling)),
-            *("--nodes", str(nodes), "--heartbeat", f"{heartbeat:g}s"),
+            *("--nodes", str(nodes), "--heartbeat", f"{heartbeat:g}s", "--managed", str(managed)),
         )  # fmt: skip
         started = self.line()
         self.url: str = started["url"]

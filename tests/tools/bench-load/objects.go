@@ -63,6 +63,7 @@ type cluster struct {
 	pods    bool
 	cooling int // how many of 1,000 VMIs migrated in the last ten minutes; the others did a week ago or earlier
 	nodes   int // Node objects, of which the first 1 % are cordoned
+	managed int // the VMIs and VMIMs whose numbers are multiples of this have managedFields
 	started time.Time
 	version int64
 	turns   []int32 // how often a VMI began or ended a migration since the start
@@ -72,13 +73,14 @@ type cluster struct {
 	node    template
 }
 
-func newCluster(count, each, cooling, nodes int, withPods bool) *cluster {
+func newCluster(count, each, cooling, nodes, managed int, withPods bool) *cluster {
 	return &cluster{
 		vmis:    count,
 		each:    each,
 		pods:    withPods,
 		cooling: cooling,
 		nodes:   nodes,
+		managed: managed,
 		started: time.Now().UTC(),
 		version: 1_000_000,
 		turns:   make([]int32, count),
@@ -123,9 +125,9 @@ func (c *cluster) append(to []byte, resource string, i int) []byte {
 	}
 }
 
-// kind picks the template: a third of the objects have managedFields.
+// kind picks the template of a VMI or VMIM: with managedFields, or without.
 func (c *cluster) kind(resource, i int) template {
-	if i%3 == 0 {
+	if i%c.managed == 0 {
 		return c.full[resource]
 	}
 	return c.bare[resource]

@@ -47,6 +47,7 @@ func serve(arguments []string) error {
 	count := flags.Int("vmis", 10_000, "VMIs")
 	each := flags.Int("vmims-each", 3, "VMIMs of each VMI")
 	cooling := flags.Int("cooling", 100, "how many of 1,000 VMIs have just migrated")
+	managed := flags.Int("managed", 3, "one of how many VMIs and VMIMs has managedFields")
 	nodes := flags.Int("nodes", 0, "nodes, of which one of a hundred is cordoned")
 	heartbeat := flags.Duration("heartbeat", 10*time.Second, "how often each node is written")
 	withPods := flags.Bool("pods", false, "a launcher pod for each VMI")
@@ -54,7 +55,7 @@ func serve(arguments []string) error {
 		return err
 	}
 	s := &server{
-		cluster:  newCluster(*count, *each, *cooling, *nodes, *withPods),
+		cluster:  newCluster(*count, *each, *cooling, *nodes, *managed, *withPods),
 		watchers: map[*watcher]string{},
 	}
 	mux := http.NewServeMux()
