@@ -57,7 +57,7 @@ alerts: $(RUNTIME)
 # much of the code they run. TESTS=tests/unit/engine runs one folder.
 test: needs-python needs-test $(TESTED)
 	@rm -f .coverage*
-	SOAK= $(BIN)/python -m coverage run -m pytest -m "not soak" -n 3 --dist worksteal $(or $(TESTS),tests)
+	SOAK= $(BIN)/python -m coverage run -m pytest -m "not soak" -n auto --dist worksteal $(or $(TESTS),tests)
 	@$(BIN)/python -m coverage combine -q
 	@$(BIN)/python -m coverage report $(if $(TESTS),,--fail-under=90) | tail -n 1
 

@@ -32,6 +32,8 @@ VMS_MEMORY = 5
 """Memory in GB for two nodes and five VMs, all of which may migrate at once."""
 MEMORY = 15
 """Memory in GB for the real servers of six tests at a time; a machine "with 16 GB" tells more."""
+WORKER_MEMORY = 0.6
+"""Memory in GB for one process of `make test` and the programs that its tests start."""
 DISK = 14
 """Disk in GB for the tools and for the caches of Go."""
 BUILT_LAST = ROOT / ".tools/bin/etcd"
@@ -71,6 +73,15 @@ def find_skipped(target: str) -> list[str]:
         for program, tests in programs.items()
         if not shutil.which(program)
     ]
+
+
+def count_workers() -> int:
+    """How many processes run `make test`: five for two cores, because tests often wait.
+
+    With little memory there are fewer: each needs `WORKER_MEMORY`.
+    """
+    cores = (os.cpu_count() or 1) * 5 // 2
+    return max(1, int(min(cores, _read_memory("MemAvailable") / WORKER_MEMORY)))
 
 
 def _find_missing_of_a_node(target: str) -> list[str]:

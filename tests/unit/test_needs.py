@@ -19,6 +19,25 @@ def test_a_machine_with_little_memory_is_told_so(monkeypatch: pytest.MonkeyPatch
     assert "16 GB of memory: this machine has 8 GB" in needs.find_missing("test-integration")
 
 
+@pytest.mark.parametrize(
+    ("memory", "workers"),
+    [
+        pytest.param(16.0, 5, id="two-cores"),
+        pytest.param(1.9, 3, id="two-gibibytes"),
+        pytest.param(0.3, 1, id="almost-none"),
+        pytest.param(float("inf"), 5, id="not-known"),
+    ],
+)
+def test_so_many_processes_run_the_tests(
+    monkeypatch: pytest.MonkeyPatch, memory: float, workers: int
+) -> None:
+    """A machine with two cores runs five, as far as its memory allows."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(needs, "_read_memory", lambda _: memory)
+
+    assert needs.count_workers() == workers
+
+
 def test_a_machine_with_a_full_disk_is_told_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
