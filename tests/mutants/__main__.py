@@ -36,7 +36,8 @@ _TESTS = {
         "cooldown vectors view metrics/begun_cooldowns ./counters server/page/lanes"
     ),
     "engine/verdicts/rules": "cooldown vectors view",
-    "engine/verdicts/foreseen": "view",
+    "engine/verdicts/expiries": "expiries view",
+    "engine/verdicts/foreseen": "view metrics/exposition",
     "engine/evacuations/diagnosis": "diagnosis recorded nodes taints evictions",
     "engine/evacuations/ended_migrations": "ended_migrations",
     "engine/store/evacuation_ends": "evacuation_ends",
@@ -53,11 +54,13 @@ _TESTS = {
     "engine/store/nodes": "nodes taints",
     "engine/store/budgets": "budgets",
     "engine/evacuations/drain": "drain node_drains nodes budgets taints evictions",
-    "engine/evacuations/drain_outcomes": "drain budgets",
+    "engine/evacuations/drain_outcomes": "drain budgets outlook",
     "engine/store/node_drains": "node_drains nodes evictions drain",
     "engine/verdicts/view": "view",
     "history": "./history",
-    "engine/facts/evidence": ("evidence store diagnosis view requesters drain"),
+    "engine/facts/evidence": (
+        "evidence store diagnosis view requesters drain recorded server/admission/handlers advice"
+    ),
     "engine/facts/history": "history",
     "engine/facts/trust": "trust",
     "engine/store/store": (
@@ -75,8 +78,8 @@ _TESTS = {
     ),
     "engine/store/vmi_record": "vmi_record store evidence ./history",
     "engine/facts/model": (
-        "./settings cooldown diagnosis evidence drain view budgets taints"
-        " kube/objects/kubevirt kube/watch/feed"
+        "engine/facts/model ./settings cooldown diagnosis evidence drain view budgets taints"
+        " evictions causes server/api/answers kube/objects/kubevirt kube/watch/feed"
     ),
     "engine/facts/policy": (
         "./settings cooldown diagnosis evidence kube/objects/kubevirt kube/watch/feed"
