@@ -200,6 +200,7 @@ class SimulatedStage(Stage):
         await self.server.__aenter__()
 
     async def force_gone(self) -> None:
+        self.server.store.revision += 1  # one that no bookmark has told a client
         self.server.compact()
         await self.restart()
 

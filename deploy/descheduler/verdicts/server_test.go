@@ -355,7 +355,11 @@ func TestBrokenAnswers(t *testing.T) {
 			}
 			expect(t, "is a rejection", isRejection(err), false)
 
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			within := time.Minute // a busy machine needs seconds to read an answer that is too large
+			if test.says == "deadline exceeded" {
+				within = 2 * time.Second
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), within)
 			defer cancel()
 			_, err = client.poll(ctx, nil, 0)
 			if err == nil || !strings.Contains(err.Error(), test.says) {

@@ -295,8 +295,8 @@ class Operator:
     async def attempt(self, command: str, given: str = "") -> tuple[int | None, str, str]:
         """Run a command; returns its exit code, its output and its errors.
 
-        `kubectl describe` lists pods and then gets each, so it fails if one is deleted in between.
-        It is run again then, as a person would.
+        With a selector, `kubectl describe` and `kubectl logs` list pods and then get each, so they
+        fail if one is deleted in between. They are run again then, as a person would.
         """
         while True:
             process = await asyncio.create_subprocess_exec(
@@ -307,7 +307,7 @@ class Operator:
                 stderr=asyncio.subprocess.PIPE,
             )
             output, complained = await process.communicate(given.encode())
-            if " describe pods -l " not in command or b"(NotFound): pods" not in complained:
+            if " -l " not in command or b"(NotFound): pods " not in complained:
                 return process.returncode, output.decode(), complained.decode()
 
 

@@ -363,8 +363,9 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
     The test takes the wall time of each request and subtracts what was `spent_elsewhere`, because
     the strangers' clients run in this process too. The rest, such as a wait for the frozen API
     server, must be less than a second. On a busy machine the subtracted times overlap, so the test
-    may accept a longer wait. `tests/unit/server/http/test_access.py` tests the exact times on a
-    simulated clock.
+    may accept a longer wait. One request may be late, because nothing tells for how long a disk or
+    the host stood still; a caller who waits for the frozen API server does so at every renewal.
+    `tests/unit/server/http/test_access.py` tests the exact times on a simulated clock.
     """
     caller = await a_caller(real.cluster, ("post", "/v1/verdicts"))
     token = caller.token or ""
@@ -392,7 +393,7 @@ async def test_a_known_caller_gets_each_verdict_within_a_second(
             await asyncio.gather(*crowd, return_exceptions=True)
 
     late = [(took, waited) for took, waited in times if took >= 1.0 + waited]
-    assert late == []
+    assert len(late) <= 1, late
     assert set(refusals) == ({503} if strangers else set())
     slowest, waited = max(times)
     prove(

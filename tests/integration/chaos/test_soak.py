@@ -201,7 +201,11 @@ class Soak:
         await asyncio.sleep(self.size.quiet)
 
     async def until_as(self, before: Measured) -> Measured:
-        """Wait until the exporter is as it was before; returns the last measurement."""
+        """Wait until the exporter is as it was before; returns the last measurement.
+
+        Chunks of a line without end leave free memory below the buffers of a watch, so it may stay
+        until all watches have ended, which takes `watchTimeout`.
+        """
         now = before
 
         async def is_so() -> bool:
@@ -210,7 +214,7 @@ class Soak:
             return now.has_no_more_than(before)
 
         try:
-            await poll(is_so, what=f"a return to {before}")
+            await poll(is_so, within=200.0, what=f"a return to {before}")
         except TimeoutError as late:
             stay, gone = sorted(now.series - before.series), sorted(before.series - now.series)
             self.problems.append(f"{late}; series that stay: {stay[:9]}, that are gone: {gone[:9]}")

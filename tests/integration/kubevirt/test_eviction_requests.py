@@ -21,7 +21,6 @@ EVICTOR = "imperative-eviction.k8s.io/evictor"
 DRAIN, UPGRADE = "example.com/drain", "example.com/upgrade"
 EVICTED, FAILED = "TargetEvicted", "Failed"
 IN_PROGRESS = "Evacuation in progress"
-UNDER_WAY = Fate("hangs")
 
 
 @pytest.fixture(scope="module")
