@@ -282,8 +282,9 @@ async def test_no_more_connections_than_allowed() -> None:
         b"GET / HTTP/1.1\r\nX: " + b"x" * 9000 + b"\r\n\r\n",
         b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
     ],
-    ids=["no-http", "a-long-header", "a-long-path", "many-headers"],
+    ids=["no-http", "a-long-header", "a-long-path", "many-headers", "a-header-beyond-the-head"],
 )
 async def test_what_is_no_http(sent: bytes) -> None:
     """A request that is not valid HTTP gets a problem+json, and its connection is closed."""
@@ -295,7 +296,9 @@ async def test_what_is_no_http(sent: bytes) -> None:
     assert b"application/problem+json" in head
     assert b'"status":400' in body
     assert b"Traceback" not in body
-    assert not json.loads(body)["detail"].endswith(":")
+    problem = json.loads(body)
+    assert problem["detail"] != problem["title"], "it says what is wrong"
+    assert not problem["detail"].endswith(":")
     assert b"\r\nServer: kubevirt-eviction-exporter\r\n" in head
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Self
 
 import pytest
@@ -16,6 +17,7 @@ from exporter.server.http.answers import LONGEST_REPEATED, Parts, Repeatable
 from exporter.server.http.budget import BUDGET, ConnectionBudget
 from exporter.server.http.certificates import Certificates
 from exporter.server.http.connections import MOST_HEADERS, Connections
+from exporter.server.http.protocol import LONGEST_LINE
 from exporter.settings import Limits
 from tests.cluster import PATIENCE
 from tests.program.waiting import wait_until
@@ -31,9 +33,30 @@ async def answer(request: web.BaseRequest) -> web.Response:
     """Answer with the path and the body, or with many bytes."""
     if request.path == "/large":
         return web.Response(body=bytes(LARGE))
+    if request.path == "/parts":
+        return web.Response(body=Parts([bytes(LARGE)], "text/plain"))
     if request.path == "/fail":
         raise ValueError("a fault of ours")
     return web.Response(text=f"<{request.path} {(await request.read()).decode()}>")
+
+
+async def answer_in_pieces(request: web.BaseRequest) -> web.StreamResponse:
+    """Answer with many bytes, but do not end the answer."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    await response.write(bytes(LARGE))
+    await asyncio.Event().wait()
+    return response
+
+
+async def answer_much(_request: web.BaseRequest) -> web.Response:
+    """Answer with more bytes than the buffers of a connection hold."""
+    return web.Response(body=bytes(LARGE // 2))
+
+
+async def refuse(_request: web.BaseRequest) -> web.Response:
+    """Answer before the body was read."""
+    return web.Response(status=413)
 
 
 @asynccontextmanager
@@ -107,7 +130,8 @@ async def test_a_fault_of_ours() -> None:
     assert json.loads(body)["detail"] == "Internal error"
 
 
-async def test_answers_that_nobody_reads_have_one_bound() -> None:
+@pytest.mark.parametrize("path", ["/large", "/parts"])
+async def test_answers_that_nobody_reads_have_one_bound(path: str) -> None:
     """What an answer holds counts until it is read. Beyond the budget a connection is closed."""
     counters = Counters()
     async with serving(counters) as (_, port), AsyncExitStack() as stack:
@@ -115,13 +139,25 @@ async def test_answers_that_nobody_reads_have_one_bound() -> None:
             caller = stack.enter_context(
                 socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
             )
-            caller.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            caller.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
 
         await wait_until(
             lambda: counters.rejected_connections["query"] > 0,
             what="an end of one connection",
             within=10,
         )
+
+
+@pytest.mark.parametrize("handler", [answer, answer_in_pieces])
+async def test_what_was_read_does_not_count(handler: Handler) -> None:
+    """Connections may stay open after any number of large answers, ended or not."""
+    counters = Counters()
+    async with serving(counters, handler) as (_, port), AsyncExitStack() as stack:
+        for _ in range(5):
+            caller = await stack.enter_async_context(Caller(port))
+            await caller.ask(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await caller.read(LARGE)
+    assert not counters.rejected_connections["query"]
 
 
 async def test_half_requests_have_one_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +212,16 @@ class Caller:
     async def read(self, count: int) -> bytes:
         """These many bytes of the answer's body."""
         return await asyncio.wait_for(self._reader.readexactly(count), PATIENCE)
+
+    async def read_late(self, request: bytes, count: int) -> None:
+        """Send a request, and read its answer, whose body has these many bytes, after a pause."""
+        await self.send(request)
+        await self.ask()
+        await self.read(count)
+
+    async def read_all(self) -> bytes:
+        """What arrives until the server closes the connection."""
+        return await asyncio.wait_for(self._reader.read(), PATIENCE)
 
 
 HEAD = b'GET /v1/blocked HTTP/1.1\r\nHost: x\r\nIf-None-Match: "1"\r\n'
@@ -385,6 +431,47 @@ async def test_the_longest_request_that_is_answered_again() -> None:
     assert (handler.handled, handler.repeated) == (1, 1)
 
 
+async def test_a_long_answer_is_not_kept() -> None:
+    """The handler sees each request whose answer is longer than what is kept of it."""
+    handled = 0
+
+    async def answer_long(_request: web.BaseRequest) -> web.Response:
+        nonlocal handled
+        handled += 1
+        return Repeatable(lambda _: b"again", body=bytes(LONGEST_REPEATED))
+
+    async with serving(Counters(), answer_long) as (_, port), Caller(port) as caller:
+        for _ in range(2):
+            await caller.ask(SAME)
+            await caller.read(LONGEST_REPEATED)
+    assert handled == 2
+
+
+async def test_after_a_long_answer_the_next_one_is_repeated() -> None:
+    """A long answer that was read holds nothing back."""
+    handler = Unmodified()
+
+    async def answer_long_first(request: web.BaseRequest) -> web.Response:
+        return await (handler if request.path == "/v1/blocked" else answer_much)(request)
+
+    async with serving(Counters(), answer_long_first) as (_, port), Caller(port) as caller:
+        await caller.read_late(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", LARGE // 2)
+        await caller.ask(SAME)
+        await caller.ask(SAME)
+    assert (handler.handled, handler.repeated) == (1, 1)
+
+
+async def test_a_connection_outlives_the_time_of_its_answer() -> None:
+    """Once an answer was read, its time limit ends nothing."""
+    async with (
+        serving(Counters(), answer_much, request_timeout=3.0) as (_, port),
+        Caller(port) as caller,
+    ):
+        await caller.read_late(SAME, LARGE // 2)
+        await asyncio.sleep(3.2)
+        await caller.ask(SAME)
+
+
 async def test_a_caller_far_ahead_gets_all_answers() -> None:
     """It is not read for a while: its requests, and the body that is read late, arrive whole."""
     may_read, requests = asyncio.Event(), 400
@@ -404,17 +491,11 @@ async def test_a_caller_far_ahead_gets_all_answers() -> None:
 
 async def test_each_answer_has_its_time() -> None:
     """An answer may be read late; the next one, which nobody reads, is given up all the same."""
-
-    async def answer_much(_request: web.BaseRequest) -> web.Response:
-        return web.Response(body=bytes(LARGE // 2))
-
     async with (
         serving(Counters(), answer_much, request_timeout=4.0) as (connections, port),
         Caller(port) as caller,
     ):
-        await caller.send(SAME)
-        await caller.ask()
-        await caller.read(LARGE // 2)
+        await caller.read_late(SAME, LARGE // 2)
         await caller.send(SAME)
 
         await wait_until(lambda: not connections.http.connections, what="the end of the connection")
@@ -422,10 +503,6 @@ async def test_each_answer_has_its_time() -> None:
 
 async def test_an_early_answer_can_be_read() -> None:
     """The connection of a caller who still sends stays open while the answer is read."""
-
-    async def refuse(_request: web.BaseRequest) -> web.Response:
-        return web.Response(status=413)
-
     async with serving(Counters(), refuse) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(post(b"", length=1_000_000))
@@ -438,6 +515,38 @@ async def test_an_early_answer_can_be_read() -> None:
         writer.close()
 
 
+async def test_nothing_is_read_after_an_early_answer() -> None:
+    """A caller who goes on sending is not read while it may read its answer."""
+    async with serving(Counters(), refuse) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(b"", length=10**9))
+        assert b" 413 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+        sent = 0
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(0.5):
+                while sent < 10**8:
+                    writer.write(bytes(10**5))
+                    await writer.drain()
+                    sent += 10**5
+        writer.transport.abort()
+    assert sent < 3 * 10**7
+
+
+async def test_an_answer_that_was_sent_is_not_kept() -> None:
+    """A connection that stays open has nothing of the answer before."""
+    bodies: list[weakref.ref[Parts]] = []
+
+    async def answer_in_parts(_request: web.BaseRequest) -> web.Response:
+        parts = Parts([b"one", b"two"], "text/plain")
+        bodies.append(weakref.ref(parts))
+        return web.Response(body=parts)
+
+    async with serving(Counters(), answer_in_parts) as (_, port), Caller(port) as caller:
+        await caller.ask(SAME)
+        await caller.read(6)
+        await wait_until(lambda: bodies[0]() is None, what="the end of the body")
+
+
 @pytest.mark.parametrize(("size", "status"), [(2**14, b" 200 "), (2**14 + 1, b" 431 ")])
 async def test_the_longest_head(size: int, status: bytes) -> None:
     """A head may have exactly 16 KiB."""
@@ -448,6 +557,13 @@ async def test_the_longest_head(size: int, status: bytes) -> None:
         assert status in await caller.ask(sent)
 
 
+async def test_a_head_of_the_longest_lines_is_too_long_in_all() -> None:
+    """Its lines have as many bytes as a line may have, so the answer blames no line."""
+    lines = b"".join(b"%b: %b\r\n" % (name, b"x" * (LONGEST_LINE - 3)) for name in (b"A", b"B"))
+    async with serving(Counters()) as (_, port), Caller(port) as caller:
+        assert b" 431 " in await caller.ask(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % lines)
+
+
 async def test_requests_that_were_answered_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection may send more than the budget, one request after the other."""
     monkeypatch.setattr(budget, "BUDGET", 2**19)
@@ -455,6 +571,69 @@ async def test_requests_that_were_answered_do_not_count(monkeypatch: pytest.Monk
         for _ in range(10):
             await caller.ask(post(b"x" * 100_000))
             await caller.read(len("</v1/verdicts >") + 100_000)
+
+
+async def test_a_head_that_begins_with_the_last_body() -> None:
+    """The end of a head is found, although its beginning came together with another request."""
+    sent, answered = post(b"ok"), b"</v1/verdicts ok>"
+    async with serving(Counters()) as (_, port), Caller(port) as caller:
+        for cut in range(len(sent) - 8, len(sent)):
+            await caller.ask(sent + sent[:cut])
+            assert await caller.read(len(answered)) == answered
+            await caller.ask(sent[cut:])
+            assert await caller.read(len(answered)) == answered
+
+
+async def test_connections_that_have_ended_do_not_count() -> None:
+    """A listener with two connections at most serves any number of them one after the other."""
+    counters = Counters()
+    async with serving(counters, connections=2) as (connections, port):
+        for _ in range(4):
+            async with Caller(port) as caller:
+                await caller.ask(SAME)
+            await wait_until(lambda: not connections.http.connections, what="the connection's end")
+    assert not counters.rejected_connections["query"]
+
+
+async def test_an_answer_that_is_repeated_is_the_last_request() -> None:
+    """The connection that asked last stays open, whether or not a handler saw its request."""
+    async with (
+        serving(Counters(), Unmodified(), connections=2) as (_, port),
+        Caller(port) as first,
+        Caller(port) as second,
+    ):
+        await first.ask(SAME)
+        await second.ask(SAME)
+        await first.ask(SAME)
+        async with Caller(port) as third:
+            await third.ask(SAME)
+            assert await second.read_all() == b""
+            await first.ask(SAME)
+
+
+async def test_a_stream_that_nobody_reads_counts() -> None:
+    """What the connection holds counts, also if the size of the answer is not known."""
+    counters = Counters()
+    async with serving(counters, answer_in_pieces) as (_, port), AsyncExitStack() as stack:
+        for _ in range(5):
+            caller = await stack.enter_async_context(Caller(port))
+            await caller.send(SAME)
+        await wait_until(
+            lambda: counters.rejected_connections["query"] > 0, what="an end of one connection"
+        )
+
+
+async def test_a_body_that_nobody_reads_is_not_taken() -> None:
+    """While a handler does not read the body, less than a megabyte of it reaches aiohttp."""
+
+    async def count_late(request: web.BaseRequest) -> web.Response:
+        await asyncio.sleep(0.2)
+        return web.Response(text=f"{request.content.total_bytes:07}")
+
+    async with serving(Counters(), count_late) as (_, port), Caller(port) as caller:
+        await caller.send(post(bytes(4_000_000)))
+        await caller.ask()
+        assert 0 < int(await caller.read(7)) < 1_000_000
 
 
 async def test_a_caller_far_ahead_is_not_read() -> None:
