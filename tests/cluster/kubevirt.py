@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from exporter.demo.objects import DOMAIN, annotations, build_kubevirt, newest_first
+from exporter.demo.objects import DOMAIN, MIGRATION_JOB, annotations, build_kubevirt, labels, newest_first
 
 from .binaries import find_binary, find_manifests
 from .client import ApiError, Client
@@ -251,10 +251,10 @@ class KubeVirtCluster:
         return newest_first(vmim for vmim in listed if vmim["spec"]["vmiName"] == name)[::-1]
 
     async def pods(self, name: str, namespace: str) -> list[Object]:
-        """The launcher pods of a VMI, oldest first."""
+        """The launcher pods of a VMI, oldest first; of the same second, targets last."""
         listed = await self._items(PODS, namespace)
         mine = [pod for pod in listed if annotations(pod).get(DOMAIN) == name]
-        return sorted(mine, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+        return sorted(mine, key=_order_by_age)
 
     async def _items(self, resource: Resource, namespace: str) -> list[Object]:
         listed = await self.admin.list(resource, namespace)
@@ -355,3 +355,7 @@ def _written(resource: Resource, spec: Object, **metadata: Any) -> Object:
 def _is_available(service: Object) -> bool:
     conditions = service.get("status", {}).get("conditions", [])
     return any(row["type"] == "Available" and row["status"] == "True" for row in conditions)
+
+
+def _order_by_age(pod: Object) -> tuple[str, bool]:
+    return str(pod["metadata"]["creationTimestamp"]), MIGRATION_JOB in labels(pod)
