@@ -357,8 +357,7 @@ class Store:
         """Begin or end evacuations because something other than their VMIs has changed."""
         for record in records:
             if self.evacuations.update(record, None, at):
-                if record.marker is None:
-                    self._reasons.end(record.vmi)
+                self._reasons.settle(record.vmi)
                 self._record_evidence(record)
             elif record.marker is not None:  # it may have another date
                 self._record_evidence(record)

@@ -5,7 +5,16 @@ from itertools import permutations
 import pytest
 from msgspec.structs import replace
 
-from exporter.engine.facts.model import Fact, Resource, Vmi, Why, WhySource
+from exporter.engine.facts.model import (
+    DRAIN_TAINT,
+    Fact,
+    Node,
+    Resource,
+    Taint,
+    Vmi,
+    Why,
+    WhySource,
+)
 from tests.support.builders import NOW, a_pod, a_store, a_vmi, a_vmim
 from tests.support.stores import ClockedStore
 
@@ -103,22 +112,30 @@ def test_the_reasons_of_deleted_objects_end_with_the_evacuation(store: ClockedSt
     assert reasons(store) == ()
 
 
+@pytest.mark.parametrize(
+    ("begin", "cancel"),
+    [
+        pytest.param(EVACUATING, a_vmi(), id="eviction"),
+        pytest.param(Node(name="n1", taints=(Taint(DRAIN_TAINT),)), Node(name="n1"), id="taint"),
+    ],
+)
 def test_a_cancelled_evacuation_leaves_the_reasons_of_repeated_failures(
-    store: ClockedStore,
+    store: ClockedStore, begin: Fact, cancel: Fact
 ) -> None:
     """They say why the VM's last migrations failed, as after a restart; those of others go."""
-    put(store, EVACUATING)
+    put(store, a_vmi(eviction_strategy="LiveMigrate", migratable=True))
+    put(store, begin)
     put(store, WAITING)
     put(store, TARGET, PULL)
     store.remove(Resource.PODS, "shop", "target")
     put(store, FAILED)
-    put(store, a_vmi())
+    put(store, cancel)
     assert count_reasons(store) == 0
 
-    put(store, EVACUATING)
+    put(store, begin)
     for name, uid in (("mig-1", "m1"), ("mig-2", "m2")):
         put(store, replace(FAILED, name=name, uid=uid), FAILURE)
-    put(store, a_vmi())
+    put(store, cancel)
     assert reasons(store) == (FAILURE,)
     put(store, a_vmim(name="mig-3", uid="m3", phase="Succeeded", finished=True))
     assert count_reasons(store) == 0
