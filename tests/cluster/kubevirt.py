@@ -14,7 +14,14 @@ from typing import Any, Self
 
 import aiohttp
 
-from exporter.demo.objects import DOMAIN, MIGRATION_JOB, annotations, build_kubevirt, labels, newest_first
+from exporter.demo.objects import (
+    DOMAIN,
+    MIGRATION_JOB,
+    annotations,
+    build_kubevirt,
+    labels,
+    newest_first,
+)
 
 from .binaries import find_binary, find_manifests
 from .client import ApiError, Client
