@@ -143,7 +143,7 @@ def test_a_budget_forbids_until_it_does_not(change: Change) -> None:
     """Once no budget forbids disruptions of the VM's pod, the VM would restart."""
     store = a_store(a_movable(1, eviction_strategy="None"), a_budget(), a_launcher(1))
     assert outcomes(store) == {"db1": DrainOutcome.STAYS}
-    store.apply(change, NOW)
+    assert store.apply(change, NOW) == 1
     assert outcomes(store) == {"db1": DrainOutcome.RESTARTS}
 
 
