@@ -23,10 +23,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOGC", "300")
 os.environ.setdefault("GOMAXPROCS", "1")
 
-
 IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 MEASURED_SECONDS = 0.3
-"""How much CPU time of each test is measured for the coverage."""
+"""CPU time of a test after which its coverage is not measured any more."""
 
 
 def exclude_started_programs() -> None:
@@ -70,9 +69,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[None]:
-    """Measure coverage in the first CPU time of a test.
+    """Stop measuring coverage once a test has used `MEASURED_SECONDS` of CPU time.
 
-    A test that takes longer repeats what it has done, and would take two to four times as long.
+    Such a test mostly repeats itself, and with coverage it takes two to four times as long.
     """
     coverage, is_stopped = Coverage.current() if IS_WORKER else None, False
 

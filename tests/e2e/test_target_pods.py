@@ -66,11 +66,11 @@ async def test_a_target_pod_that_waits_for_a_volume(
         target = await poll(find_waiting, what="the target pod waiting for its volume")
         vmi = await kubevirt.cluster.vmi("db1", HERE)
         # Ready follows the launcher's probes, which is not what is recorded here.
-        _drop_condition(vmi, "Ready")
+        objects.drop_condition(vmi, "Ready")
         launcher, target = await kubevirt.cluster.pods("db1", HERE)
-        # virt-controller takes the newest pod on the VM's node for the VM's. Here it is the target,
-        # unless both were created in the same second.
-        _drop_condition(target, objects.UNPAUSED)
+        # virt-controller writes it to the newest pod on the VM's node: here the target, unless both
+        # pods were created in the same second.
+        objects.drop_condition(target, objects.UNPAUSED)
         scene = Scene(vmi, await kubevirt.cluster.vmims("db1", HERE), [launcher, target])
         login = ("--kubeconfig", str(cluster.kubeconfig))
         async with program(tmp_path, *login) as exporter:
@@ -99,8 +99,3 @@ async def test_a_target_pod_that_waits_for_a_volume(
         f"kubelet: a target pod with the init containers {', '.join(names)} that waits for a "
         f"volume: {', '.join(waiting)}; the exporter: {why['reason']}: {why['message']!r}"
     )
-
-
-def _drop_condition(made: Object, kind: str) -> None:
-    conditions = made["status"]["conditions"]
-    made["status"]["conditions"] = [row for row in conditions if row["type"] != kind]
