@@ -331,5 +331,4 @@ def _set_plugging(vmi: Object, *, plugging: bool) -> None:
 def _set_migratable(vmi: Object, *, migratable: bool) -> None:
     status = "True" if migratable else "False"
     reason = {} if migratable else {"reason": "HostDeviceNotLiveMigratable"}
-    kept = [row for row in vmi["status"].get("conditions", []) if row["type"] != "LiveMigratable"]
-    vmi["status"]["conditions"] = [*kept, {"type": "LiveMigratable", "status": status} | reason]
+    objects.set_condition(vmi, {"type": "LiveMigratable", "status": status} | reason)

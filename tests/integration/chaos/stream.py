@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from exporter.demo.objects import drop_condition
 from tests.cluster import VMIMS, VMIS, Client, vmi, vmim
 from tests.support.builders import rfc3339
 from tests.support.lives import KEPT_BY_KUBEVIRT, NODES, transitions
@@ -209,9 +210,8 @@ class Stream:
         self.happened["evacuation cancelled"] += 1
 
     def _unmark(self, life: _Life) -> None:
-        status = life.vmi["status"]
-        status.pop("evacuationNodeName", None)
-        status["conditions"] = [c for c in status["conditions"] if c["type"] != "EvictionRequested"]
+        life.vmi["status"].pop("evacuationNodeName", None)
+        drop_condition(life.vmi, "EvictionRequested")
 
     async def _begin_move(self, life: _Life) -> None:
         self._serial += 1
